@@ -70,20 +70,24 @@ REQUEST_SKIP: Final = 1
 REQUEST_APPEND: Final = 2
 """Body: a batch record. Argument: unused."""
 REQUEST_STORE_OFFSET: Final = 3
-"""Argument: the offset. Body: a consumer key (formats.offsets). Flags: FLAG_AUTOMATIC."""
+"""Argument: the offset. Body: pack_key of a consumer key (formats.offsets). Flags: FLAG_AUTOMATIC."""
 REQUEST_DELETE_OFFSET: Final = 4
-"""Body: a consumer key."""
+"""Body: pack_key of a consumer key."""
 REQUEST_GET_OFFSET: Final = 5
-"""Body: a consumer key. Status CONSUMER_OFFSET_NOT_FOUND where none is stored."""
+"""Body: pack_key of a consumer key. Status CONSUMER_OFFSET_NOT_FOUND where none is stored."""
 REQUEST_FLUSH: Final = 6
 """Writes what is committed. Flags: FLAG_SYNC also synchronises it."""
 REQUEST_CONTROL: Final = 7
-"""From the front only. Body: a JSON object (workers/partition.py lists them); the answer's text comes by the pipe."""
+"""From the front only. Argument: length of the body, a JSON object (formats.link lists them). The answer comes by the
+link; the completion that comes too only makes room in the lane."""
 
 FLAG_AUTOMATIC: Final = 1
 """Of STORE_OFFSET: by auto-commit. Never lowers an offset, and completes without waiting for its policy."""
 FLAG_SYNC: Final = 1
 FLAG_DUPLICATE: Final = 1 << 63
+
+KEY_LENGTH: Final = Struct("<H")
+"""A consumer key in a body: its length, then its bytes. The padding of the request would else belong to the key."""
 
 assert COMPLETION.size == COMPLETION_SIZE
 assert REQUEST.size == REQUEST_SIZE
@@ -95,3 +99,17 @@ def region_size_of(request_size: int) -> int:
     """Bytes of the region of a lane whose request ring has ``request_size`` bytes."""
     assert request_size % PAGE_SIZE == 0
     return REQUESTS_POSITION + request_size
+
+
+def pack_key(key: bytes) -> bytes:
+    """The body of a request about a stored offset."""
+    return KEY_LENGTH.pack(len(key)) + key
+
+
+def unpack_key(body: bytes) -> bytes | None:
+    """The consumer key in such a body, or None where its length lies."""
+    if len(body) < KEY_LENGTH.size:
+        return None
+    length: int = KEY_LENGTH.unpack_from(body)[0]
+    key = body[KEY_LENGTH.size : KEY_LENGTH.size + length]
+    return key if len(key) == length else None
