@@ -21,6 +21,7 @@ semaphore next; but whoever may open it has the broker's uid and could kill it o
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import select
@@ -104,10 +105,11 @@ class SemaphoreDoorbell:
 
     def ring(self) -> None:
         """Wakes the waiter. A semaphore that is full (EOVERFLOW) has been rung more than enough."""
-        try:  # noqa: SIM105 - contextlib.suppress costs more than the ring
+        try:
             self._semaphore.release()
-        except ValueError:  # posix_ipc's word for EOVERFLOW
-            pass
+        except OSError as error:
+            if error.errno != errno.EOVERFLOW:
+                raise
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until rung, at most ``timeout_s`` by the wall clock, which is what sem_timedwait goes by."""

@@ -312,7 +312,7 @@ class LaneServer:
         try:
             for _ in range(limit):
                 length, kind, flags, number, log_id, argument = unpack_from(requests, index)
-                end = index + length
+                end: int = index + length
                 # 32 is REQUEST_SIZE; 2 and 7 are REQUEST_APPEND and REQUEST_CONTROL: constants are quicker than names.
                 if end > stop or length < 32 or length & 7 or kind < 2 or kind > 7 or not number:
                     break
@@ -378,7 +378,7 @@ class LaneServer:
     def complete(self, request_number: int, status: int, detail: int, value: int, argument: int) -> None:
         """Writes one completion, which the client sees after :meth:`publish`. Once for each drained request."""
         head = self._completion_head
-        COMPLETION.pack_into(
+        COMPLETION.pack_into(  # a slot that is not yet published
             self._mapping,
             COMPLETIONS_POSITION + (head & _COMPLETION_MASK) * COMPLETION_SIZE,
             request_number,

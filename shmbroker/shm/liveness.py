@@ -22,7 +22,7 @@ from typing import Final
 
 from shmbroker.errors import Unavailable
 
-_RETRY_S: Final = 0.005
+_RETRY_MS: Final = 10
 _HOLDER_SIZE_MAX: Final = 200
 
 
@@ -53,8 +53,8 @@ class FileLock:
             while not _try_lock(fd):
                 if time.monotonic() >= deadline_s:
                     raise Unavailable(f"{path}: held by {_holder_of(fd)}: one process at a time may have it")
-                time.sleep(_RETRY_S)
-            os.pwrite(fd, f"process {os.getpid()}\n".ljust(32).encode("ascii"), 0)
+                _await_holder(fd)
+            os.pwrite(fd, f"process {os.getpid()}".ljust(31).encode("ascii") + b"\n", 0)
         except BaseException:
             os.close(fd)
             raise
@@ -75,12 +75,19 @@ class FileLock:
     @staticmethod
     def wait_free(path: str, timeout_s: float) -> bool:
         """Waits until nobody holds it, at most ``timeout_s``. False where the time ran out."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return True
         deadline_s = time.monotonic() + timeout_s
-        while not FileLock.is_free(path):
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(_RETRY_S)
-        return True
+        try:
+            while not _try_lock(fd):
+                if time.monotonic() >= deadline_s:
+                    return False
+                _await_holder(fd)
+            return True
+        finally:
+            os.close(fd)
 
     def release(self) -> None:
         """Gives it up. The file stays."""
@@ -100,6 +107,26 @@ def _try_lock(fd: int) -> bool:
 def _holder_of(fd: int) -> str:
     text = os.pread(fd, _HOLDER_SIZE_MAX, 0).decode("ascii", "replace").strip()
     return text or "an unnamed process"
+
+
+def _await_holder(fd: int) -> None:
+    """Waits a moment: until the process that the file names has ended, at most RETRY_MS.
+
+    Short, since the text may be out of date and the lock given up by a process that lives on.
+    """
+    waiter = select.poll()
+    number = _holder_of(fd).rpartition(" ")[2]
+    try:
+        process = os.pidfd_open(int(number)) if number.isdecimal() else -1
+    except ProcessLookupError:
+        process = -1
+    try:
+        if process >= 0:
+            waiter.register(process, select.POLLIN)
+        waiter.poll(_RETRY_MS)
+    finally:
+        if process >= 0:
+            os.close(process)
 
 
 class PipeWatch:
