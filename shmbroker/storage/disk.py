@@ -2,8 +2,8 @@
 
 Owns every system call on files of the data directory. What the callers may believe:
 
-- ``write(sync=True)`` returns when exactly that range and the file's length are on stable storage. It says nothing about
-  other ranges written earlier, nor about the file's name.
+- ``write(sync=True)`` returns when exactly that range and the file's length are on stable storage. It says nothing
+  about other ranges written earlier, nor about the file's name.
 - ``write(sync=False)`` and ``allocate`` promise nothing before ``sync`` returns; any sectors of them may land.
 - A name (create, rename, unlink, make_directory) is durable when ``sync_directory`` of its parent has returned.
 - A write or a sync that failed is final for that open file: every later write, allocate and sync of it raises
@@ -42,7 +42,7 @@ DIRECTORY_MODE: Final = 0o700
 
 
 class DiskFile(Protocol):
-    """One open file. Not shared between threads without the caller's care; concurrent writes to ranges apart are fine."""
+    """One open file. Threads may write ranges apart at the same time; all else is for one thread at a time."""
 
     @property
     def path(self) -> str: ...

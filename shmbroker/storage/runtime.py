@@ -1,7 +1,7 @@
 """The runtime directory: the shared memory of the partitions, as files that outlive every process of the broker.
 
 Owns ``RUNTIME/logs``: for each incarnation of a log a control block ``{log_id}-{incarnation}.control`` and its rings
-``{log_id}-{incarnation}.ring-{generation}``. Written by the worker that owns the partition, mapped read-only by readers.
+``{log_id}-{incarnation}.ring-{generation}``. Written by the worker that owns the partition, mapped by readers to read.
 
 - A file appears under its name complete: it is made under another name, allocated to its last byte (a store into a
   sparse page of a full tmpfs kills the process with SIGBUS), then renamed.
@@ -47,8 +47,8 @@ class Runtime(Protocol):
         """The control block as 512 writable words, or None."""
 
     def create_ring(self, log_id: int, incarnation: bytes, generation: int, size: int) -> memoryview:
-        """A new file of one header page and ``size`` bytes, zeros, page-aligned, all allocated; replaces one of the same
-        generation. Raises NoSpace with nothing changed."""
+        """A new file of one header page and ``size`` bytes, zeros, page-aligned, all allocated; replaces one of the
+        same generation. Raises NoSpace with nothing changed."""
 
     def open_ring(self, log_id: int, incarnation: bytes, generation: int) -> memoryview | None:
         """The whole file, header page first, writable; or None."""
