@@ -1,0 +1,1 @@
+"""The front: listeners, sessions, the catalog, lanes for local clients, and the workers it starts and watches."""

@@ -1,0 +1,266 @@
+"""The catalog on disk: one SQLite database (WAL, synchronous=FULL). Written by the front only, which holds broker.lock.
+
+A request's changes are one transaction, durable when :meth:`CatalogStore.apply` returns; a crash leaves all of them or
+none. The ceiling of log ids is raised in a transaction of its own *before* an id is used for a directory, so that a
+crash in between wastes ids and never issues one twice. A deleted partition's log_id stays in the table of the buried
+until its files are gone (LogGone), so that a restart finishes the removal.
+
+A database that is damaged, newer than we know, or not ours is refused; it is never repaired or replaced here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Final, Self
+
+from shmbroker.core.catalog import (
+    Catalog,
+    Change,
+    GroupPut,
+    GroupRemoved,
+    LogGone,
+    PartitionPut,
+    PartitionRemoved,
+    StreamPut,
+    StreamRemoved,
+    TopicPut,
+    TopicRemoved,
+)
+from shmbroker.core.options import Durability, TopicDefaults, TopicOptions
+from shmbroker.errors import Corrupt, DiskFailed, InvalidConfiguration, NoSpace, Unavailable
+
+FILE_NAME: Final = "catalog.sqlite3"
+FORMAT_VERSION: Final = 1
+APPLICATION_ID: Final = int.from_bytes(b"SHMB", "big")
+LOG_ID_FIRST: Final = 1
+_BUSY_TIMEOUT_S: Final = 5.0
+_REMEDY: Final = "Restore the file from a backup, or start with another data directory; the partitions' data is untouched"
+
+_SCHEMA: Final = """
+CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE stream (
+    stream_id INTEGER PRIMARY KEY, name TEXT NOT NULL, created_at_us INTEGER NOT NULL
+) STRICT;
+CREATE TABLE topic (
+    stream_id INTEGER NOT NULL REFERENCES stream, topic_id INTEGER NOT NULL, name TEXT NOT NULL,
+    created_at_us INTEGER NOT NULL, options TEXT NOT NULL, next_group_id INTEGER NOT NULL,
+    PRIMARY KEY (stream_id, topic_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE partition (
+    stream_id INTEGER NOT NULL, topic_id INTEGER NOT NULL, partition_id INTEGER NOT NULL,
+    log_id INTEGER NOT NULL UNIQUE, created_at_us INTEGER NOT NULL,
+    PRIMARY KEY (stream_id, topic_id, partition_id), FOREIGN KEY (stream_id, topic_id) REFERENCES topic
+) STRICT, WITHOUT ROWID;
+CREATE TABLE consumer_group (
+    stream_id INTEGER NOT NULL, topic_id INTEGER NOT NULL, group_id INTEGER NOT NULL, name TEXT NOT NULL,
+    PRIMARY KEY (stream_id, topic_id, group_id), FOREIGN KEY (stream_id, topic_id) REFERENCES topic
+) STRICT, WITHOUT ROWID;
+CREATE TABLE buried (log_id INTEGER PRIMARY KEY) STRICT;
+"""
+_TABLES: Final = frozenset({"counter", "stream", "topic", "partition", "consumer_group", "buried"})
+
+
+class CatalogStore:
+    """The open database. Raises DiskFailed or NoSpace where the disk does; nothing is applied then."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    @classmethod
+    def open(cls, directory: str) -> Self:
+        """Opens ``directory``/catalog.sqlite3, or makes it (durably, name included) where it is not there.
+
+        Raises Corrupt (damaged, or not ours), InvalidConfiguration (of a newer format), Unavailable (in use), DiskFailed.
+        """
+        path = os.path.join(directory, FILE_NAME)
+        is_new = not os.path.exists(path) or os.path.getsize(path) == 0
+        try:
+            connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise DiskFailed(f"{path}: {error}") from error
+        store = cls(path, connection)
+        try:
+            store._prepare(is_new)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise store._fault(error) from error
+            raise
+        if is_new:
+            _sync_directory(directory)
+        return store
+
+    def _prepare(self, is_new: bool) -> None:
+        execute = self._connection.execute
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = FULL")
+        execute("PRAGMA foreign_keys = ON")
+        if is_new:
+            # One transaction: a crash leaves an empty database, which counts as new.
+            self._connection.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO counter VALUES ('next_log_id', {LOG_ID_FIRST});"
+                f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION}; COMMIT;"
+            )
+        (application_id,) = execute("PRAGMA application_id").fetchone()
+        (version,) = execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        if application_id == 0 and version == 0 and not tables and not is_new:
+            self._prepare(is_new=True)
+            return
+        if application_id != APPLICATION_ID:
+            raise Corrupt(self.path, 0, "not a catalog of shmbroker", _REMEDY)
+        if version != FORMAT_VERSION:
+            text = f"{self.path} has format {version}; this shmbroker reads {FORMAT_VERSION}: use the version that wrote it"
+            raise InvalidConfiguration(text)
+        if not tables >= _TABLES:
+            raise Corrupt(self.path, 0, f"tables are missing: {', '.join(sorted(_TABLES - tables))}", _REMEDY)
+        (verdict,) = execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise Corrupt(self.path, 0, str(verdict), _REMEDY)
+
+    def load(self, defaults: TopicDefaults = TopicDefaults()) -> Catalog:
+        """The catalog as it was last applied. Raises Corrupt where the rows contradict each other."""
+        catalog = Catalog(defaults)
+        try:
+            catalog.apply(self._rows())
+            catalog.buried.update(log_id for (log_id,) in self._connection.execute("SELECT log_id FROM buried"))
+        except sqlite3.Error as error:
+            raise self._fault(error) from error
+        except (AssertionError, KeyError, ValueError, TypeError) as error:
+            raise Corrupt(self.path, 0, f"the tables contradict each other: {error!r}", _REMEDY) from error
+        ceiling = self.next_log_id
+        if any(log_id >= ceiling for log_id in (*catalog.logs, *catalog.buried)):
+            raise Corrupt(self.path, 0, f"a log id is not below the counter {ceiling}", _REMEDY)
+        if catalog.buried & catalog.logs.keys():
+            raise Corrupt(self.path, 0, "a log is both used and buried", _REMEDY)
+        return catalog
+
+    def _rows(self) -> list[Change]:
+        execute = self._connection.execute
+        changes: list[Change] = [StreamPut(*row) for row in execute("SELECT * FROM stream ORDER BY stream_id")]
+        for stream_id, topic_id, name, created, options, group in execute("SELECT * FROM topic ORDER BY 1, 2"):
+            changes.append(TopicPut(stream_id, topic_id, name, created, options_from_json(options), group))
+        changes += [PartitionPut(*row) for row in execute("SELECT * FROM partition ORDER BY 1, 2, 3")]
+        changes += [GroupPut(*row) for row in execute("SELECT * FROM consumer_group ORDER BY 1, 2, 3")]
+        return changes
+
+    @property
+    def next_log_id(self) -> int:
+        """The lowest log id never reserved."""
+        try:
+            row = self._connection.execute("SELECT value FROM counter WHERE name = 'next_log_id'").fetchone()
+        except sqlite3.Error as error:
+            raise self._fault(error) from error
+        if row is None or row[0] < LOG_ID_FIRST:
+            raise Corrupt(self.path, 0, "the counter of log ids is missing", _REMEDY)
+        return int(row[0])
+
+    def reserve_log_ids(self, count: int) -> range:
+        """Log ids that nobody ever had, durably, before they are used for anything."""
+        assert count >= 0
+        first = self.next_log_id
+        if count:
+            self._transact([("UPDATE counter SET value = ? WHERE name = 'next_log_id'", (first + count,))])
+        return range(first, first + count)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """All changes or none, durable on return. Raises DiskFailed, NoSpace."""
+        self._transact([statement for change in changes for statement in _statements(change)])
+
+    def _transact(self, statements: list[tuple[str, tuple[object, ...]]]) -> None:
+        if not statements:
+            return
+        execute = self._connection.execute
+        try:
+            execute("BEGIN IMMEDIATE")
+            try:
+                for sql, parameters in statements:
+                    cursor = execute(sql, parameters)
+                    # Every statement touches exactly the row it names: another count means a change that does not fit.
+                    assert cursor.rowcount == 1, f"{sql} touched {cursor.rowcount} rows"
+                execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise self._fault(error) from error
+
+    def _fault(self, error: sqlite3.Error) -> Exception:
+        number = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if number == sqlite3.SQLITE_FULL:
+            return NoSpace(f"{self.path}: {error}")
+        if number in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return Unavailable(f"{self.path} is in use by another process: {error}")
+        if number in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return Corrupt(self.path, 0, str(error), _REMEDY)
+        return DiskFailed(f"{self.path}: {error}")
+
+    def close(self) -> None:
+        """Checkpoints the write-ahead log and closes. Raises DiskFailed."""
+        try:
+            self._connection.close()
+        except sqlite3.Error as error:
+            raise self._fault(error) from error
+
+
+def _statements(change: Change) -> list[tuple[str, tuple[object, ...]]]:
+    match change:
+        case StreamPut():
+            put = "INSERT INTO stream VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET name = ?2, created_at_us = ?3"
+            return [(put, tuple(change))]
+        case StreamRemoved():
+            return [("DELETE FROM stream WHERE stream_id = ?", tuple(change))]
+        case TopicPut():
+            put = (
+                "INSERT INTO topic VALUES (?1, ?2, ?3, ?4, ?5, ?6)"
+                " ON CONFLICT DO UPDATE SET name = ?3, created_at_us = ?4, options = ?5, next_group_id = ?6"
+            )
+            row = change._replace(options=options_to_json(change.options))  # type: ignore[arg-type]
+            return [(put, tuple(row))]
+        case TopicRemoved():
+            return [("DELETE FROM topic WHERE stream_id = ? AND topic_id = ?", tuple(change))]
+        case PartitionPut():
+            return [("INSERT INTO partition VALUES (?, ?, ?, ?, ?)", tuple(change))]
+        case PartitionRemoved():
+            where = "stream_id = ? AND topic_id = ? AND partition_id = ? AND log_id = ?"
+            return [
+                (f"DELETE FROM partition WHERE {where}", tuple(change)),
+                ("INSERT INTO buried VALUES (?)", (change.log_id,)),
+            ]
+        case GroupPut():
+            return [("INSERT INTO consumer_group VALUES (?, ?, ?, ?)", tuple(change))]
+        case GroupRemoved():
+            where = "stream_id = ? AND topic_id = ? AND group_id = ?"
+            return [(f"DELETE FROM consumer_group WHERE {where}", tuple(change))]
+        case LogGone():
+            return [("DELETE FROM buried WHERE log_id = ?", tuple(change))]
+
+
+def options_to_json(options: TopicOptions) -> str:
+    """A topic's options as they are stored: every effective value, and which the creator set."""
+    return json.dumps(asdict(options) | {"explicit": sorted(options.explicit)}, sort_keys=True)
+
+
+def options_from_json(text: str) -> TopicOptions:
+    """The opposite. Raises ValueError or TypeError where it is not one."""
+    found = json.loads(text)
+    found["explicit"] = frozenset(found["explicit"])
+    for key in ("durability", "consumer_offset_durability"):
+        found[key] = Durability(found[key])
+    return TopicOptions(**found)
+
+
+def _sync_directory(directory: str) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise DiskFailed(f"{directory}: {error}") from error
+    finally:
+        os.close(fd)

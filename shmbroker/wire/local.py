@@ -1,0 +1,232 @@
+"""Our own commands between a local client and the front: ordinary frames of operation 2 with JSON bodies.
+
+They grant what shared memory needs: lanes, partitions, doorbells. Descriptors travel beside the reply (SCM_RIGHTS). The
+codes lie far above Iggy's, so that no client of its meets them by accident; they are refused on TCP.
+
+A body is one JSON object with exactly the fields of its class: an unknown, missing or mistyped one is InvalidCommand.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Final, Self, get_args, get_origin, get_type_hints
+
+from shmbroker.wire.primitives import Malformed, Reader
+
+LOCAL_SESSION: Final = 1
+"""The session number in the headers of a local client: its socket's peer is its identity, it does not log in."""
+
+
+class LocalCode(IntEnum):
+    """Command codes of ours."""
+
+    HELLO = 0x53480001
+    OPEN_LANE = 0x53480002
+    CONFIRM = 0x53480003
+    OPEN_PARTITION = 0x53480004
+    CLOSE_LANE = 0x53480005
+    WATCH = 0x53480006
+    UNWATCH = 0x53480007
+    STATS = 0x53480008
+
+
+RIGHTS: Final = frozenset({"append", "read", "offsets"})
+
+
+def _matches(value: object, hint: Any) -> bool:
+    """Whether a JSON value is of the annotated type; a bool is not an int, an int is not negative."""
+    if isinstance(hint, UnionType):
+        return any(_matches(value, option) for option in get_args(hint))
+    origin = get_origin(hint)
+    if origin is list:
+        (item,) = get_args(hint)
+        return isinstance(value, list) and all(_matches(element, item) for element in value)
+    if origin is dict:
+        return isinstance(value, dict)
+    if hint is NoneType:
+        return value is None
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64
+    return isinstance(value, hint)
+
+
+class JsonBody:
+    """A body that is one JSON object: the fields of the dataclass that inherits from it."""
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        """UTF-8 bytes."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False).encode()  # type: ignore[call-overload]
+
+    @classmethod
+    def decode(cls, reader: Reader) -> Self:
+        """From the whole body. Raises :class:`Malformed`."""
+        try:
+            found = json.loads(bytes(reader.rest()))
+        except (ValueError, RecursionError) as error:
+            raise Malformed(f"not JSON: {error}") from None
+        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        if not isinstance(found, dict) or set(found) != names:
+            raise Malformed(f"{cls.__name__} has exactly the fields {', '.join(sorted(names))}")
+        hints = get_type_hints(cls)
+        for name in names:
+            if not _matches(found[name], hints[name]):
+                raise Malformed(f"{cls.__name__}.{name} has a value of the wrong type")
+        return cls(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(JsonBody):
+    """First frame of a local client. ``version`` is that of the package."""
+
+    CODE: ClassVar[int] = LocalCode.HELLO
+    version: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class HelloReply(JsonBody):
+    """``data``, ``runtime``: directories. ``instance``: number of this start of the broker. ``prefix``: how the names of
+    semaphores of this connection begin; what is left of them is swept when it closes."""
+
+    version: str
+    data: str
+    runtime: str
+    instance: int
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLane(JsonBody):
+    """A lane to ``worker`` with a request ring of ``size`` bytes; ``event``: completions ring an eventfd."""
+
+    CODE: ClassVar[int] = LocalCode.OPEN_LANE
+    worker: int
+    size: int
+    event: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLaneReply(JsonBody):
+    """``doorbell``: path of the worker's doorbell. ``completion``: name of the semaphore that completions ring, or None
+    where it is an eventfd. Descriptors beside it: the lane's memory file, then the eventfd if there is one."""
+
+    lane_id: int
+    size: int
+    doorbell: str
+    completion: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm(JsonBody):
+    """The client has opened these semaphores: the front unlinks their names."""
+
+    CODE: ClassVar[int] = LocalCode.CONFIRM
+    names: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPartition(JsonBody):
+    """Opens one partition for the connection's lanes. ``rights``: of RIGHTS."""
+
+    CODE: ClassVar[int] = LocalCode.OPEN_PARTITION
+    stream: int | str
+    topic: int | str
+    partition: int
+    rights: list[str]
+
+    @classmethod
+    def decode(cls, reader: Reader) -> Self:
+        """From the whole body. Raises :class:`Malformed`."""
+        request = super(OpenPartition, cls).decode(reader)
+        if not request.rights or not RIGHTS.issuperset(request.rights):
+            raise Malformed(f"rights are some of {', '.join(sorted(RIGHTS))}")
+        return request
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPartitionReply(JsonBody):
+    """``state`` and ``reason``: as in the partition's control block and its description."""
+
+    log_id: int
+    worker: int
+    stream_id: int
+    topic_id: int
+    partition_id: int
+    durability: str
+    consumer_offset_durability: str
+    directory: str
+    control: str
+    state: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLane(JsonBody):
+    """The client has no more use for this lane."""
+
+    CODE: ClassVar[int] = LocalCode.CLOSE_LANE
+    lane_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watch(JsonBody):
+    """Ring me after each pass in which a visible position of these logs moved."""
+
+    CODE: ClassVar[int] = LocalCode.WATCH
+    log_ids: list[int]
+    event: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReply(JsonBody):
+    """``semaphore``: name, or None where it is an eventfd, whose descriptor travels beside."""
+
+    watch_id: int
+    semaphore: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatch(JsonBody):
+    """Ends a watch."""
+
+    CODE: ClassVar[int] = LocalCode.UNWATCH
+    watch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats(JsonBody):
+    """Asks for all figures of the broker."""
+
+    CODE: ClassVar[int] = LocalCode.STATS
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReply(JsonBody):
+    """Figures of the front, of each worker, of each partition."""
+
+    broker: dict[str, Any]
+    workers: list[dict[str, Any]]
+    partitions: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Done(JsonBody):
+    """The reply of CONFIRM, CLOSE_LANE and UNWATCH: an empty object."""
+
+
+REQUESTS: Final = (Hello, OpenLane, Confirm, OpenPartition, CloseLane, Watch, Unwatch, Stats)
+REPLIES: Final[dict[int, type[JsonBody]]] = {
+    LocalCode.HELLO: HelloReply,
+    LocalCode.OPEN_LANE: OpenLaneReply,
+    LocalCode.CONFIRM: Done,
+    LocalCode.OPEN_PARTITION: OpenPartitionReply,
+    LocalCode.CLOSE_LANE: Done,
+    LocalCode.WATCH: WatchReply,
+    LocalCode.UNWATCH: Done,
+    LocalCode.STATS: StatsReply,
+}
