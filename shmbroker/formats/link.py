@@ -20,7 +20,7 @@ A control request's body is a JSON object with its name in ``op``. ``right`` num
     segments    {"log_id", "count"}                                         -> {"deleted": int}
     attach      {"session", "lane_id", "descriptors": number, "semaphore": name or null}   fds: memfd [, eventfd]
     detach      {"session", "lane_id"}
-    grant       {"session", "log_id", "rights"}
+    grant       {"session", "grants": [[log_id, rights], ...]}
     end         {"session"}                     all its lanes and watches
     watch       {"session", "watch_id", "log_ids", "descriptors": number or null, "semaphore": name or null}
     unwatch     {"session", "watch_id"}

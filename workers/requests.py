@@ -1,0 +1,97 @@
+"""Requests of a lane that are not appends: stored offsets, flushes, and what only the front may ask."""
+
+from __future__ import annotations
+
+from shmbroker.errors import ErrorCode, LaneBroken
+from shmbroker.formats.lane import (
+    FLAG_AUTOMATIC,
+    FLAG_SYNC,
+    REQUEST_CONTROL,
+    REQUEST_DELETE_OFFSET,
+    REQUEST_FLUSH,
+    REQUEST_GET_OFFSET,
+    REQUEST_STORE_OFFSET,
+    unpack_key,
+)
+from shmbroker.formats.link import RIGHT_APPEND, RIGHT_OFFSETS
+from shmbroker.formats.offsets import key_fault
+from shmbroker.storage.partition_log import PartitionLog
+
+from .lanes import CONTROL_SESSION, Lane
+from .pending import Pending
+
+
+def serve_other(
+    lane: Lane,
+    kind: int,
+    flags: int,
+    number: int,
+    log_id: int,
+    argument: int,
+    body: memoryview,
+    pending: Pending,
+    now_us: int,
+) -> None:
+    """Answers, or leaves it waiting in ``pending``. Raises LaneBroken where the lane may not ask this."""
+    if kind == REQUEST_CONTROL:
+        if lane.session != CONTROL_SESSION:
+            raise LaneBroken(f"lane {lane.lane_id} of a client carries a control request")
+        pending.control.append((lane.server, number, bytes(body[:argument])))
+        return
+    _, _, log, rights = lane.grants.get(log_id, (None, False, None, 0))
+    wanted = RIGHT_APPEND if kind == REQUEST_FLUSH else RIGHT_OFFSETS
+    if not rights & wanted:
+        lane.server.complete(number, ErrorCode.PARTITION_NOT_GRANTED, 0, 0, 0)
+    elif log is None:
+        lane.server.complete(number, ErrorCode.PARTITION_REFUSED, 0, 0, 0)
+    elif kind == REQUEST_FLUSH:
+        pending.touched[log] = None
+        lane.server.complete(number, _flush(log, bool(flags & FLAG_SYNC)), 0, 0, 0)
+    else:
+        _serve_offset(lane, kind, flags, number, argument, bytes(body), log, pending, now_us)
+
+
+def _flush(log: PartitionLog, sync: bool) -> int:
+    """Everything committed, this pass's appends included."""
+    log.publish()
+    return log.flush(sync=sync, reason="request")
+
+
+def _serve_offset(
+    lane: Lane,
+    kind: int,
+    flags: int,
+    number: int,
+    offset: int,
+    body: bytes,
+    log: PartitionLog,
+    pending: Pending,
+    now_us: int,
+) -> None:
+    complete = lane.server.complete
+    key = unpack_key(body)
+    if key is None or key_fault(key) is not None:
+        complete(number, ErrorCode.INVALID_IDENTIFIER, 0, 0, 0)
+    elif kind == REQUEST_GET_OFFSET:
+        stored = log.offsets.get(key)
+        if stored is None:
+            complete(number, ErrorCode.CONSUMER_OFFSET_NOT_FOUND, 0, 0, 0)
+        else:
+            complete(number, 0, 0, stored, log.committed_offset)
+    elif kind == REQUEST_STORE_OFFSET:
+        automatic = bool(flags & FLAG_AUTOMATIC)
+        end_offset = log.committed_offset
+        status = log.offsets.store(key, offset, now_us, automatic=automatic, end_offset=end_offset)
+        if status or automatic:
+            if automatic and not status:
+                pending.automatic[log] = None
+            complete(number, status, 0, 0, 0)
+        else:
+            pending.offset_stores.append((lane.server, number, log))
+    else:
+        assert kind == REQUEST_DELETE_OFFSET
+        status = log.offsets.delete(key, now_us)
+        if status:
+            complete(number, status, 0, 0, 0)
+        else:
+            pending.offset_stores.append((lane.server, number, log))
