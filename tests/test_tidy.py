@@ -86,10 +86,14 @@ def imports_of(module: str, path: Path) -> Iterator[tuple[str, ast.AST]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{place(path, node)}: write the whole name, not a relative import"
+            base = node.module or ""
+            if node.level:
+                package = module if path.stem == "__init__" else module.rpartition(".")[0]
+                base = ".".join([package, base] if base else [package])
+                assert node.level == 1, f"{place(path, node)}: write the whole name of another package"
             for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield (whole if whole in sources() else str(node.module)), node
+                whole = f"{base}.{alias.name}"
+                yield (whole if whole in sources() else base), node
 
 
 def dotted(node: ast.AST) -> str:
@@ -214,8 +218,9 @@ def banned_calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
             yield node, "a sleep is late or early: wait on a doorbell, a condition or a descriptor, with a bound"
         if name in {"asyncio.Queue", "queue.Queue"} and not node.args and not node.keywords:
             yield node, "a queue without a bound hides the overload: give maxsize and say what full means"
-        if name == "print" and not {"cli", "bench"} & set(path.parts):
-            yield node, "only the command line prints: log, or return what you know"
+        to_stderr = any(word.arg == "file" and dotted(word.value) == "sys.stderr" for word in node.keywords)
+        if name == "print" and not to_stderr and not {"cli", "bench"} & set(path.parts):
+            yield node, "standard output belongs to the command line: log, print to stderr, or return what you know"
         if any(word.arg == "shell" for word in node.keywords):
             yield node, "no shell: pass the words as a list"
 
