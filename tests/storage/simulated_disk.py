@@ -383,12 +383,12 @@ class SimulatedDisk:
         self._directory(directory)
         return self._direct
 
-    def create(self, path: str) -> SimulatedFile:
+    def create(self, path: str, *, direct: bool = True) -> SimulatedFile:
         node = _File()
         self._change("create", path, lambda parent, name: ((name, node),), new=True)
         return SimulatedFile(self, path, node)
 
-    def open(self, path: str) -> SimulatedFile:
+    def open(self, path: str, *, direct: bool = True) -> SimulatedFile:
         node = self._find(path)
         if not isinstance(node, _File):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

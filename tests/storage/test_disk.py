@@ -10,7 +10,7 @@ import resource
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -235,11 +235,12 @@ def test_rule_11_a_failed_write_is_final(full_disk: Path, allow_direct: bool) ->
         file.write(1 * MIB - PAGE_SIZE, [pages_of(2, 3)], sync=True)
     assert errno_of(caught.value) == errno.EFBIG
     assert file.failed
-    for call in (
+    calls: list[Callable[[], None]] = [
         lambda: file.write(0, [pages_of(1)], sync=False),
         lambda: file.allocate(0, PAGE_SIZE),
         file.sync,
-    ):
+    ]
+    for call in calls:
         with pytest.raises(DiskFailed, match="earlier"):
             call()
     assert file.read(0, 1) == b"\1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
@@ -153,7 +154,13 @@ def test_a_crash_is_in_the_middle_of_its_operation_and_final() -> None:
     with pytest.raises(Crashed, match="sync_write"):
         file.write(0, [page(2)], sync=True)
     assert disk.points[-1].kind == "sync_write"
-    for call in (lambda: file.read(0, 1), file.sync, lambda: disk.create("/g"), lambda: disk.list("/")):
+    calls: list[Callable[[], object]] = [
+        lambda: file.read(0, 1),
+        file.sync,
+        lambda: disk.create("/g"),
+        lambda: disk.list("/"),
+    ]
+    for call in calls:
         with pytest.raises(Crashed):
             call()
     seen = {sectors_of(contents(image)) for image in disk.images(1)}
@@ -163,7 +170,7 @@ def test_a_crash_is_in_the_middle_of_its_operation_and_final() -> None:
 @pytest.mark.parametrize("kind", ["sync", "allocate", "rename", "unlink", "create", "make_directory", "sync_directory"])
 def test_every_kind_of_operation_is_a_point(kind: str) -> None:
     def run(disk: SimulatedDisk, file: SimulatedFile) -> None:
-        {
+        actions: dict[str, Callable[[], object]] = {
             "sync": file.sync,
             "allocate": lambda: file.allocate(0, 8 * PAGE_SIZE),
             "rename": lambda: disk.rename("/f", "/h"),
@@ -171,7 +178,8 @@ def test_every_kind_of_operation_is_a_point(kind: str) -> None:
             "create": lambda: disk.create("/n"),
             "make_directory": lambda: disk.make_directory("/n"),
             "sync_directory": lambda: disk.sync_directory("/"),
-        }[kind]()
+        }
+        actions[kind]()
 
     disk, file = disk_with_file()
     file.write(0, [page(2)], sync=False)
