@@ -1,0 +1,138 @@
+"""The command ``shmbroker``: its tree of groups, and the one place where an error becomes a line of text.
+
+Exit status: 0 done, 1 not found, refused or failed, 2 the command line was not understood, 130 interrupted. No command
+catches ShmbrokerError or OSError to print it: they all arrive in :meth:`Application.invoke`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+from typer.core import TyperGroup
+
+from shmbroker import errors
+from shmbroker.cli import bench, demo, log, message, offset, output, partition, segment, serve, stats, stream, topic
+from shmbroker.errors import ShmbrokerError
+
+TRACEBACK_VARIABLE = "SHMBROKER_TRACEBACK"
+
+REMEDIES: dict[type[BaseException], str] = {
+    errors.NotFound: "`shmbroker stream list` and `shmbroker topic list STREAM` show what there is.",
+    errors.OutcomeUnknown: "It may have been carried out: look before you repeat it.",
+    errors.DiskFull: "Free some space, or let retention remove old segments, then repeat it.",
+    errors.PartitionPoisoned: "Look at the disk, then start the broker again.",
+    errors.PartitionRefused: "Stop the broker and run `shmbroker log verify DATA`.",
+    errors.NotAccepted: "Nothing was done: repeating it is safe.",
+}
+"""What to do next, for errors whose text does not say so itself. The first kind that fits counts."""
+
+
+class Application(TyperGroup):
+    """The root of the tree; everything that a command raises passes here."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ShmbrokerError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            fail(message_of(error))
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    name="shmbroker",
+    cls=Application,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=(
+        "A message broker for one Linux host, over shared memory.\n\n"
+        "Start one, then talk to it from another terminal:\n\n"
+        "    shmbroker serve\n\n"
+        "    shmbroker stream create market\n\n"
+        "    shmbroker topic create market trades 4 none --durability persisted\n\n"
+        '    shmbroker message send market trades "hello" --partition-id 0\n\n'
+        "    shmbroker message poll market trades 0 --first --message-count 10\n\n"
+        "`shmbroker demo` shows all of it on real input, with a broker of its own."
+    ),
+)
+
+for group, name, alias in (
+    (stream.app, "stream", "s"),
+    (topic.app, "topic", "t"),
+    (partition.app, "partition", "p"),
+    (segment.app, "segment", "seg"),
+    (message.app, "message", "m"),
+    (offset.app, "consumer-offset", "o"),
+):
+    app.add_typer(group, name=name)
+    app.add_typer(group, name=alias, hidden=True)
+app.add_typer(log.app, name="log")
+app.command("serve")(serve.serve)
+app.command("stats")(stats.stats)
+app.command("demo")(demo.demo)
+app.command("bench")(bench.bench)
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"shmbroker {version('shmbroker')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def message_of(error: BaseException) -> str:
+    """One line: what happened, then what to do about it."""
+    if isinstance(error, OSError) and not isinstance(error, ShmbrokerError):
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+        if error.errno == errno.EACCES:
+            what += " (which user runs this, and who owns it?)"
+        return what
+    text = " ".join(str(error).split()) or type(error).__name__
+    remedy = next((remedy for kind, remedy in REMEDIES.items() if isinstance(error, kind)), "")
+    if remedy and "shmbroker " not in text:
+        text = f"{text.rstrip('.')}. {remedy}"
+    return text
+
+
+def fail(text: str) -> None:
+    if os.environ.get(TRACEBACK_VARIABLE):
+        traceback.print_exc()
+    line = Text("error: ", style="bold red")
+    line.append(text, style="not bold default")
+    output.console(stderr=True).print(line, soft_wrap=True)
+
+
+def main() -> None:
+    try:
+        app()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(last.filename)}:{last.lineno}"
+        fail(
+            f"a fault in shmbroker itself: {type(error).__name__}: {error} ({where}). With"
+            f" {TRACEBACK_VARIABLE}=1 in the environment it shows the whole way there: please report that."
+        )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
