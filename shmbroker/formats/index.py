@@ -58,16 +58,22 @@ def pack_entry(entry: IndexEntry, incarnation: bytes) -> bytes:
     return body + ENTRY_CHECKSUM.pack(xxh3_64_intdigest(body, _seed(incarnation)))
 
 
+def unpack_entry(buffer: bytes | bytearray | memoryview, start: int, incarnation: bytes) -> IndexEntry | None:
+    """The entry at byte ``start`` of ``buffer``, or None where it does not vouch for itself."""
+    body = bytes(buffer[start : start + ENTRY.size])
+    if len(buffer) < start + ENTRY_SIZE:
+        return None
+    if ENTRY_CHECKSUM.unpack_from(buffer, start + ENTRY.size)[0] != xxh3_64_intdigest(body, _seed(incarnation)):
+        return None
+    return IndexEntry._make(ENTRY.unpack(body))
+
+
 def unpack_entries(buffer: bytes | bytearray | memoryview, incarnation: bytes) -> Iterator[IndexEntry]:
     """The entries after the header, in order, up to the first that does not vouch for itself or does not ascend."""
-    seed = _seed(incarnation)
     previous = (-1, -1)
     for start in range(ENTRIES_POSITION, len(buffer) - ENTRY_SIZE + 1, ENTRY_SIZE):
-        body = bytes(buffer[start : start + ENTRY.size])
-        if ENTRY_CHECKSUM.unpack_from(buffer, start + ENTRY.size)[0] != xxh3_64_intdigest(body, seed):
-            return
-        entry = IndexEntry._make(ENTRY.unpack(body))
-        if entry.offset <= previous[0] or entry.position <= previous[1]:
+        entry = unpack_entry(buffer, start, incarnation)
+        if entry is None or entry.offset <= previous[0] or entry.position <= previous[1]:
             return
         previous = (entry.offset, entry.position)
         yield entry
