@@ -16,12 +16,23 @@ decision and its ``apply`` no other is taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
+from shmbroker.core.changes import (
+    Change,
+    GroupPut,
+    GroupRemoved,
+    LogGone,
+    PartitionPut,
+    PartitionRemoved,
+    StreamPut,
+    StreamRemoved,
+    TopicPut,
+    TopicRemoved,
+)
+from shmbroker.core.model import Group, Partition, PartitionPlace, Slots, Stream, Topic
 from shmbroker.core.names import Identifier, check_name
 from shmbroker.core.options import (
+    STANDARD_DEFAULTS,
     OptionValue,
     TopicDefaults,
     TopicOptions,
@@ -38,183 +49,10 @@ from shmbroker.limits import (
 )
 
 
-# --- changes ----------------------------------------------------------------------------------------------------------
-class StreamPut(NamedTuple):
-    """A stream is new or renamed."""
-
-    stream_id: int
-    name: str
-    created_at_us: int
-
-
-class StreamRemoved(NamedTuple):
-    """A stream is gone; all below it went before, by changes of their own."""
-
-    stream_id: int
-
-
-class TopicPut(NamedTuple):
-    """A topic is new, renamed, has other options, or has issued a group id."""
-
-    stream_id: int
-    topic_id: int
-    name: str
-    created_at_us: int
-    options: TopicOptions
-    next_group_id: int
-
-
-class TopicRemoved(NamedTuple):
-    """A topic is gone; all below it went before."""
-
-    stream_id: int
-    topic_id: int
-
-
-class PartitionPut(NamedTuple):
-    """A partition is new."""
-
-    stream_id: int
-    topic_id: int
-    partition_id: int
-    log_id: int
-    created_at_us: int
-
-
-class PartitionRemoved(NamedTuple):
-    """A partition is gone: its log is buried until LogGone."""
-
-    stream_id: int
-    topic_id: int
-    partition_id: int
-    log_id: int
-
-
-class GroupPut(NamedTuple):
-    """A consumer group is new."""
-
-    stream_id: int
-    topic_id: int
-    group_id: int
-    name: str
-
-
-class GroupRemoved(NamedTuple):
-    """A consumer group is gone."""
-
-    stream_id: int
-    topic_id: int
-    group_id: int
-
-
-class LogGone(NamedTuple):
-    """The files of a buried log are gone."""
-
-    log_id: int
-
-
-Change = (
-    StreamPut
-    | StreamRemoved
-    | TopicPut
-    | TopicRemoved
-    | PartitionPut
-    | PartitionRemoved
-    | GroupPut
-    | GroupRemoved
-    | LogGone
-)
-
-
-# --- the model --------------------------------------------------------------------------------------------------------
-class Slots:
-    """Ids from 0 on, of which the lowest free one comes next. All steps are logarithmic or better, for ids so taken."""
-
-    __slots__ = ("_free", "_next")
-
-    def __init__(self) -> None:
-        self._free: list[int] = []
-        self._next = 0
-
-    def lowest(self) -> int:
-        """The lowest free id."""
-        return self._free[0] if self._free else self._next
-
-    def take(self, slot: int) -> None:
-        """Takes a free id."""
-        if slot >= self._next:
-            for gap in range(self._next, slot):
-                heappush(self._free, gap)
-            self._next = slot + 1
-        elif self._free[0] == slot:
-            heappop(self._free)
-        else:
-            self._free.remove(slot)
-            heapify(self._free)
-
-    def release(self, slot: int) -> None:
-        """Gives a taken id back."""
-        heappush(self._free, slot)
-
-
-@dataclass(slots=True)
-class Group:
-    """A consumer group. Its members are not here: they live as long as their sessions."""
-
-    group_id: int
-    name: str
-
-
-@dataclass(slots=True)
-class Partition:
-    """A partition, and the log that holds its data."""
-
-    partition_id: int
-    log_id: int
-    created_at_us: int
-
-
-@dataclass(slots=True)
-class Topic:
-    """A topic. ``partitions[i].partition_id == i``."""
-
-    stream_id: int
-    topic_id: int
-    name: str
-    created_at_us: int
-    options: TopicOptions
-    next_group_id: int = 0
-    partitions: list[Partition] = field(default_factory=list)
-    groups: dict[int, Group] = field(default_factory=dict)
-    group_ids: dict[str, int] = field(default_factory=dict)
-    """By name."""
-
-
-@dataclass(slots=True)
-class Stream:
-    """A stream."""
-
-    stream_id: int
-    name: str
-    created_at_us: int
-    topics: dict[int, Topic] = field(default_factory=dict)
-    topic_ids: dict[str, int] = field(default_factory=dict)
-    """By name."""
-    slots: Slots = field(default_factory=Slots)
-
-
-class PartitionPlace(NamedTuple):
-    """A partition with all that is above it."""
-
-    stream: Stream
-    topic: Topic
-    partition: Partition
-
-
 class Catalog:
     """All streams and what is below them. Build it by ``apply``-ing what the store has loaded."""
 
-    def __init__(self, defaults: TopicDefaults = TopicDefaults()) -> None:
+    def __init__(self, defaults: TopicDefaults = STANDARD_DEFAULTS) -> None:
         self.defaults = defaults
         self.streams: dict[int, Stream] = {}
         self.stream_ids: dict[str, int] = {}
@@ -310,8 +148,10 @@ class Catalog:
     def check_topic(
         self, stream: Identifier, name: str, partitions_count: int, values: Iterable[OptionValue] = ()
     ) -> TopicOptions:
-        """Everything that :meth:`create_topic` would refuse, before log ids and directories are spent on it: the options
-        that the topic would get. Raises 1009, 2014, 2013, 2021, 2015, 1019, 4041, 4042, 4043."""
+        """Everything that :meth:`create_topic` would refuse, before log ids and directories are spent on it.
+
+        The options that the topic would get. Raises 1009, 2014, 2013, 2021, 2015, 1019, 4041, 4042, 4043.
+        """
         above = self.stream(stream)
         check_name(name, "topic", ErrorCode.INVALID_TOPIC_NAME)
         if name in above.topic_ids:

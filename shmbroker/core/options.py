@@ -389,7 +389,9 @@ def _decode(spec: _Spec, value: OptionValue) -> int | bool | str:
 
 def _unsupported(key: str) -> UnsupportedOption:
     if key in REPLACED:
-        return UnsupportedOption(f"Unsupported option key: {key}. Use the topic option {REPLACED[key]} when creating it")
+        return UnsupportedOption(
+            f"Unsupported option key: {key}. Use the topic option {REPLACED[key]} when creating it"
+        )
     if key in CREATE_ONLY:
         return UnsupportedOption(f"Unsupported option key: {key} can only be given when the topic is created")
     return UnsupportedOption(f"Unsupported option key: {key}")

@@ -38,7 +38,9 @@ FORMAT_VERSION: Final = 1
 APPLICATION_ID: Final = int.from_bytes(b"SHMB", "big")
 LOG_ID_FIRST: Final = 1
 _BUSY_TIMEOUT_S: Final = 5.0
-_REMEDY: Final = "Restore the file from a backup, or start with another data directory; the partitions' data is untouched"
+_REMEDY: Final = (
+    "Restore the file from a backup, or start with another data directory; the partitions' data is untouched"
+)
 
 _SCHEMA: Final = """
 CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;

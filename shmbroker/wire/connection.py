@@ -7,13 +7,16 @@ a view of the receiving buffer, which is left alone from then on, so that a batc
 
 from __future__ import annotations
 
+from struct import error as StructError
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from shmbroker.errors import ErrorCode
+from shmbroker.errors import ClientMistake, ErrorCode, error_from
 from shmbroker.limits import CONTROL_FRAME_SIZE_MAX, FRAME_SIZE_MAX, KIB, U64_MAX
-from shmbroker.wire.commands import BY_CODE, BY_OPERATION, CommandSpec, Request, decode_reply, decode_request
+from shmbroker.wire.bodies import Reply, Request
+from shmbroker.wire.codes import BY_CODE, BY_OPERATION, PLAIN, CommandSpec
+from shmbroker.wire.commands import decode_reply, decode_request
 from shmbroker.wire.frame import (
     HEADER_SIZE,
     OPERATION_LOGIN,
@@ -29,6 +32,7 @@ from shmbroker.wire.frame import (
     frame_size_of,
     split_result,
 )
+from shmbroker.wire.primitives import Malformed
 
 RECEIVE_SIZE: Final = 64 * KIB
 """Bytes of a receiving buffer, unless a frame is larger."""
@@ -133,7 +137,7 @@ class ServerConnection(Receiver):
         if isinstance(header, ErrorCode):
             return ConnectionFault("a frame that is not a request")
         body = frame[HEADER_SIZE:]
-        spec = BY_CODE.get(header.code) if header.operation == OPERATION_PLAIN else BY_OPERATION.get(header.operation)
+        spec = PLAIN.get(header.code) if header.operation == OPERATION_PLAIN else BY_OPERATION.get(header.operation)
         return Incoming(header, spec, _understand(header, spec, body), body)
 
     def reply(self, incoming: Incoming, body: bytes = b"") -> bytes:
@@ -190,7 +194,7 @@ class Answer(NamedTuple):
     server's bytes make no sense. Else an error number, and ``text`` is the server's, if it sent one."""
 
     status: int
-    value: object
+    value: Reply | tuple[Reply, ...] | ErrorCode | None
     text: str
     header: ReplyHeader | Eviction
 
@@ -209,7 +213,12 @@ class ClientConnection(Receiver):
 
     def request(self, request: Request) -> bytes:
         """The frame of a request. Raises a :class:`shmbroker.errors.ClientMistake` for what the wire cannot carry."""
-        body = request.encode()
+        try:
+            body = request.encode()
+        except Malformed as malformed:
+            raise error_from(malformed.code, malformed.fault) from None
+        except StructError as error:
+            raise ClientMistake(f"a number of the request is out of range: {error}") from None
         return self.request_head(BY_CODE[request.CODE], len(body), body) + body
 
     def request_head(self, spec: CommandSpec, body_size: int, body: bytes = b"") -> bytes:

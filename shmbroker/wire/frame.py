@@ -188,7 +188,9 @@ def decode_request_header(frame: bytes | memoryview) -> RequestHeader | ErrorCod
     if len(frame) < HEADER_SIZE:
         return ErrorCode.INVALID_COMMAND
     fields = _REQUEST.unpack_from(frame)
-    size, _view, _release, command, _replica, client, checksum, timestamp, number, operation, session, user, code = fields
+    size, _view, _release, command, _replica, client, checksum, timestamp, number, operation, session, user, code = (
+        fields
+    )
     if command != COMMAND_REQUEST or size < HEADER_SIZE:
         return ErrorCode.INVALID_COMMAND
     return RequestHeader(
@@ -209,7 +211,9 @@ def decode_reply_header(frame: bytes | memoryview) -> ReplyHeader | Eviction | E
     if len(frame) < HEADER_SIZE:
         return ErrorCode.INVALID_COMMAND
     fields = _REPLY.unpack_from(frame)
-    size, _view, _release, command, _replica, checksum, client, op, commit, timestamp, number, operation, status = fields
+    size, _view, _release, command, _replica, checksum, client, op, commit, timestamp, number, operation, status = (
+        fields
+    )
     if size < HEADER_SIZE:
         return ErrorCode.INVALID_COMMAND
     if command == COMMAND_EVICTION and size == HEADER_SIZE:

@@ -192,9 +192,16 @@ class Reader:
         return kind, bytes(self.take(size))
 
 
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise Malformed(f"{text!r} is not text that UTF-8 can carry", ErrorCode.INVALID_FORMAT) from None
+
+
 def str8(text: str) -> bytes:
     """A string of 1 to 255 bytes."""
-    encoded = text.encode()
+    encoded = _utf8(text)
     if not 1 <= len(encoded) <= NAME_SIZE_MAX:
         raise Malformed(f"a name has 1 to {NAME_SIZE_MAX} bytes, not {len(encoded)}", ErrorCode.INVALID_FORMAT)
     return U8.pack(len(encoded)) + encoded
@@ -207,7 +214,7 @@ def short8(text: str) -> bytes:
 
 def str32(text: str) -> bytes:
     """A string with a u32 before it."""
-    encoded = text.encode()
+    encoded = _utf8(text)
     return U32.pack(len(encoded)) + encoded
 
 
@@ -235,7 +242,12 @@ def options(values: Iterable[OptionValue]) -> bytes:
     parts: list[bytes] = []
     for value in values:
         key = value.key.encode()
-        parts += (_PAIR_PART.pack(_KEY_STRING, len(key)), key, _PAIR_PART.pack(value.kind, len(value.value)), value.value)
+        parts += (
+            _PAIR_PART.pack(_KEY_STRING, len(key)),
+            key,
+            _PAIR_PART.pack(value.kind, len(value.value)),
+            value.value,
+        )
     return b"".join(parts)
 
 
