@@ -86,6 +86,9 @@ class TopicDefaults:
     max_topic_size: int = UNLIMITED
 
 
+STANDARD_DEFAULTS: Final = TopicDefaults()
+
+
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
     """The effective options of one topic. ``message_expiry_us`` may be NEVER, ``max_topic_size`` UNLIMITED."""
@@ -274,7 +277,7 @@ def describe() -> tuple[OptionDefault, ...]:
 
 
 def option_values(settings: Mapping[str, str | int | bool | None]) -> tuple[OptionValue, ...]:
-    """Python values as options, in the order of the keys: None is left out, a number has its key's kind, text stays text.
+    """Python values as options, in the order of the keys. None is left out, a number has its key's kind.
 
     Nothing is checked here but what could not be encoded: the broker decides.
     """
@@ -298,7 +301,7 @@ def option_values(settings: Mapping[str, str | int | bool | None]) -> tuple[Opti
 
 
 def create_options(
-    values: Iterable[OptionValue], defaults: TopicDefaults = TopicDefaults(), partitions_count: int = 1
+    values: Iterable[OptionValue], defaults: TopicDefaults = STANDARD_DEFAULTS, partitions_count: int = 1
 ) -> TopicOptions:
     """The options of a new topic. Raises UnsupportedOption (4041), InvalidOption (4042), or 1019, 4043."""
     settings = _parse(values, frozenset(SPECS))
@@ -307,7 +310,7 @@ def create_options(
     base = TopicOptions(message_expiry_us=defaults.message_expiry_us, max_topic_size=defaults.max_topic_size)
     options = replace(base, explicit=frozenset(explicit), **chosen)  # type: ignore[arg-type]
     if "max_topic_size" not in explicit and options.max_topic_size < options.segment_size:
-        # The default limit is the broker's, the segment size the caller's: what they did not ask for cannot refuse them.
+        # The limit is the broker's, the segment size the caller's: what they did not ask for cannot refuse them.
         options = replace(options, max_topic_size=options.segment_size)
     _check_sizes(options)
     check_preallocation(options, partitions_count)
@@ -315,7 +318,7 @@ def create_options(
 
 
 def update_options(
-    options: TopicOptions, values: Iterable[OptionValue], defaults: TopicDefaults = TopicDefaults()
+    options: TopicOptions, values: Iterable[OptionValue], defaults: TopicDefaults = STANDARD_DEFAULTS
 ) -> TopicOptions:
     """The options after a patch: absent keys stay. A number 0 leaves its key as it is, since some clients always send
     one; the text ``server_default`` sets the default of today. Raises as :func:`create_options`; create-only: 4041."""
@@ -324,11 +327,10 @@ def update_options(
     kinds = {value.key: value.kind for value in values}
     chosen: dict[str, object] = {}
     for key, value in settings.items():
-        if key in _ZERO_IS_DEFAULT and value == SERVER_DEFAULT:
-            if kinds[key] != KIND_STRING:
-                continue
-            value = getattr(defaults, SPECS[key].field)
-        chosen[key] = value
+        if not (key in _ZERO_IS_DEFAULT and value == SERVER_DEFAULT):
+            chosen[key] = value
+        elif kinds[key] == KIND_STRING:
+            chosen[key] = getattr(defaults, SPECS[key].field)
     fields = {SPECS[key].field: value for key, value in chosen.items()}
     updated = replace(options, explicit=options.explicit | chosen.keys(), **fields)  # type: ignore[arg-type]
     _check_sizes(updated)
@@ -389,9 +391,7 @@ def _decode(spec: _Spec, value: OptionValue) -> int | bool | str:
 
 def _unsupported(key: str) -> UnsupportedOption:
     if key in REPLACED:
-        return UnsupportedOption(
-            f"Unsupported option key: {key}. Use the topic option {REPLACED[key]} when creating it"
-        )
+        return UnsupportedOption(f"Unsupported option key: {key}. Use the topic option {REPLACED[key]} instead")
     if key in CREATE_ONLY:
         return UnsupportedOption(f"Unsupported option key: {key} can only be given when the topic is created")
     return UnsupportedOption(f"Unsupported option key: {key}")

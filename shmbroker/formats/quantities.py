@@ -1,8 +1,8 @@
-"""Text forms of durations and byte sizes, as people write them in a configuration, an option or an environment variable.
+"""Text forms of durations and byte sizes, as people write them in a configuration, an option or a variable.
 
 A duration is numbers with units, added up: ``7 days``, ``1h 30m``, ``250ms``. A size is one number with a unit:
-``1 GiB``, ``512MB``, ``4096``; KiB, MiB, GiB are powers of 1,024, KB, MB, GB powers of 1,000. A size may have a fraction
-where the result is whole bytes.
+``1 GiB``, ``512MB``, ``4096``; KiB, MiB, GiB are powers of 1,024, KB, MB, GB powers of 1,000. A size may have a
+fraction where the result is whole bytes.
 """
 
 from __future__ import annotations

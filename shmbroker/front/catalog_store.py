@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Final, Self
 
-from shmbroker.core.catalog import (
-    Catalog,
+from shmbroker.core.catalog import Catalog
+from shmbroker.core.changes import (
     Change,
     GroupPut,
     GroupRemoved,
@@ -30,7 +30,7 @@ from shmbroker.core.catalog import (
     TopicPut,
     TopicRemoved,
 )
-from shmbroker.core.options import Durability, TopicDefaults, TopicOptions
+from shmbroker.core.options import STANDARD_DEFAULTS, Durability, TopicDefaults, TopicOptions
 from shmbroker.errors import Corrupt, DiskFailed, InvalidConfiguration, NoSpace, Unavailable
 
 FILE_NAME: Final = "catalog.sqlite3"
@@ -38,9 +38,7 @@ FORMAT_VERSION: Final = 1
 APPLICATION_ID: Final = int.from_bytes(b"SHMB", "big")
 LOG_ID_FIRST: Final = 1
 _BUSY_TIMEOUT_S: Final = 5.0
-_REMEDY: Final = (
-    "Restore the file from a backup, or start with another data directory; the partitions' data is untouched"
-)
+_REMEDY: Final = "Restore it from a backup, or start with another data directory; the partitions are untouched"
 
 _SCHEMA: Final = """
 CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -77,7 +75,7 @@ class CatalogStore:
     def open(cls, directory: str) -> Self:
         """Opens ``directory``/catalog.sqlite3, or makes it (durably, name included) where it is not there.
 
-        Raises Corrupt (damaged, or not ours), InvalidConfiguration (of a newer format), Unavailable (in use), DiskFailed.
+        Raises Corrupt (damaged, or not ours), InvalidConfiguration (a newer format), Unavailable (in use), DiskFailed.
         """
         path = os.path.join(directory, FILE_NAME)
         is_new = not os.path.exists(path) or os.path.getsize(path) == 0
@@ -117,7 +115,7 @@ class CatalogStore:
         if application_id != APPLICATION_ID:
             raise Corrupt(self.path, 0, "not a catalog of shmbroker", _REMEDY)
         if version != FORMAT_VERSION:
-            text = f"{self.path} has format {version}; this shmbroker reads {FORMAT_VERSION}: use the version that wrote it"
+            text = f"{self.path} has format {version}, this shmbroker reads {FORMAT_VERSION}: use the one that wrote it"
             raise InvalidConfiguration(text)
         if not tables >= _TABLES:
             raise Corrupt(self.path, 0, f"tables are missing: {', '.join(sorted(_TABLES - tables))}", _REMEDY)
@@ -125,7 +123,7 @@ class CatalogStore:
         if verdict != "ok":
             raise Corrupt(self.path, 0, str(verdict), _REMEDY)
 
-    def load(self, defaults: TopicDefaults = TopicDefaults()) -> Catalog:
+    def load(self, defaults: TopicDefaults = STANDARD_DEFAULTS) -> Catalog:
         """The catalog as it was last applied. Raises Corrupt where the rows contradict each other."""
         catalog = Catalog(defaults)
         try:

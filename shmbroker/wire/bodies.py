@@ -1,7 +1,7 @@
 """The shapes that many request bodies share: nothing, a stream, a topic, a group. A command adds its code to one.
 
-A request or reply is a frozen dataclass with ``encode() -> bytes`` and ``decode(reader)``. Both raise ``Malformed``, which
-``commands`` and ``connection`` turn into error numbers.
+A request or reply is a frozen dataclass with ``encode() -> bytes`` and ``decode(reader)``. Both raise ``Malformed``,
+which ``commands`` and ``connection`` turn into error numbers.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ a view of the receiving buffer, which is left alone from then on, so that a batc
 
 from __future__ import annotations
 
-from struct import error as StructError
+import struct
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -141,12 +141,12 @@ class ServerConnection(Receiver):
         return Incoming(header, spec, _understand(header, spec, body), body)
 
     def reply(self, incoming: Incoming, body: bytes = b"") -> bytes:
-        """A success. ``body`` is what the reply's ``encode`` gave; a framed command's result section is put before it."""
+        """A success. ``body`` is what ``encode_reply`` gave; a framed command's result section is put before it."""
         head = self.reply_head(incoming, len(body))
         return head + body
 
     def reply_head(self, incoming: Incoming, body_size: int) -> bytes:
-        """Header, and result section where there is one, of a success whose body of ``body_size`` bytes is sent apart."""
+        """Header and, where there is one, result section of a success whose ``body_size`` bytes are sent apart."""
         result = RESULT_OK if incoming.spec is not None and incoming.spec.framed else b""
         return self._header(incoming.header, ErrorCode.OK, len(result) + body_size) + result
 
@@ -217,12 +217,12 @@ class ClientConnection(Receiver):
             body = request.encode()
         except Malformed as malformed:
             raise error_from(malformed.code, malformed.fault) from None
-        except StructError as error:
+        except struct.error as error:
             raise ClientMistake(f"a number of the request is out of range: {error}") from None
         return self.request_head(BY_CODE[request.CODE], len(body), body) + body
 
     def request_head(self, spec: CommandSpec, body_size: int, body: bytes = b"") -> bytes:
-        """The header alone, for a body that is sent apart; ``body`` is only looked at where the command is checksummed."""
+        """The header alone, for a body that is sent apart; ``body`` is looked at where the command is checksummed."""
         assert self._outstanding is None, "the previous request has not been answered"
         self._outstanding = spec
         is_login = spec.operation == OPERATION_LOGIN

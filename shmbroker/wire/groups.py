@@ -34,7 +34,8 @@ class GroupEntry:
     @classmethod
     def decode(cls, reader: Reader) -> Self:
         """As in the drawing."""
-        return cls(*_HEAD.unpack(reader.take(_HEAD.size)), reader.str8())
+        group_id, partitions_count, members_count = _HEAD.unpack(reader.take(_HEAD.size))
+        return cls(group_id, partitions_count, members_count, reader.str8())
 
 
 class GroupMember(NamedTuple):

@@ -90,8 +90,8 @@ class Hello(JsonBody):
 
 @dataclass(frozen=True, slots=True)
 class HelloReply(JsonBody):
-    """``data``, ``runtime``: directories. ``instance``: number of this start of the broker. ``prefix``: how the names of
-    semaphores of this connection begin; what is left of them is swept when it closes."""
+    """``data``, ``runtime``: directories. ``instance``: number of this start of the broker. ``prefix``: how the names
+    of semaphores of this connection begin; what is left of them is swept when it closes."""
 
     version: str
     data: str

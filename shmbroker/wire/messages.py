@@ -185,7 +185,8 @@ class PollReply:
     @classmethod
     def decode(cls, reader: Reader) -> Self:
         """As in the drawing."""
-        return cls(*_POLLED.unpack(reader.take(_POLLED.size)), reader.rest())
+        partition_id, current_offset, count = _POLLED.unpack(reader.take(_POLLED.size))
+        return cls(partition_id, current_offset, count, reader.rest())
 
 
 @dataclass(frozen=True, slots=True)

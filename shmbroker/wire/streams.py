@@ -39,8 +39,9 @@ class StreamEntry:
     @classmethod
     def decode(cls, reader: Reader) -> Self:
         """As in the drawing."""
-        head = _HEAD.unpack(reader.take(_HEAD.size))
-        return cls(*head, reader.str8(), reader.options(reader.u32()))
+        stream_id, created, topics, size, messages = _HEAD.unpack(reader.take(_HEAD.size))
+        name = reader.str8()
+        return cls(stream_id, created, topics, size, messages, name, reader.options(reader.u32()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,8 @@ class ClientEntry:
     @classmethod
     def decode(cls, reader: Reader) -> Self:
         """As in the drawing."""
-        return cls(*_CLIENT.unpack(reader.take(_CLIENT.size)), reader.str32(), reader.u32())
+        client_id, user_id, transport = _CLIENT.unpack(reader.take(_CLIENT.size))
+        return cls(client_id, user_id, transport, reader.str32(), reader.u32())
 
 
 @dataclass(frozen=True, slots=True)
