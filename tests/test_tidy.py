@@ -399,3 +399,55 @@ def test_every_rule_has_its_test() -> None:
     }
     missing = set(range(1, 20)) - {16} - named
     assert not missing, f"no test is called test_rule_NN_... for the rules {sorted(missing)}"
+
+
+# --- the checks themselves ------------------------------------------------------------------------------------------
+
+FOUND = {
+    "mapping = mmap.mmap(-1, 4096)\nmapping.flush()": "mmap.flush",
+    "self.ring_mmap.flush()": "mmap.flush",
+    "os.fork()": "exec",
+    "subprocess.Popen(words, preexec_fn=prepare)": "exec",
+    "HEADER.pack_into(view, 0, 1)": "pack_into",
+    "time.sleep(1)": "sleep",
+    "waiting = asyncio.Queue()": "bound",
+    "print('ready')": "standard output",
+    "subprocess.run('ls', shell=True)": "shell",
+    "try:\n    work()\nexcept:\n    raise": "bare",
+    "try:\n    work()\nexcept Exception:\n    failed = True": "broad",
+    "try:\n    work()\nexcept OSError:\n    pass": "dropped",
+    "with contextlib.suppress(OSError):\n    work()": "suppress",
+}
+
+LEFT_ALONE = [
+    "file.flush()",
+    "def header(view):\n    # not published before the head is stored\n    HEADER.pack_into(view, 0, 1)",
+    "waiting = asyncio.Queue(maxsize=8)",
+    "print('worker 1: no', file=sys.stderr)",
+    "try:\n    work()\nexcept Exception as error:\n    report(error)",
+    "try:\n    work()\nexcept FileNotFoundError:\n    pass",
+    "with contextlib.suppress(FileNotFoundError):\n    work()",
+]
+
+
+@pytest.mark.parametrize(("source", "why"), FOUND.items())
+def test_the_checks_find_what_they_look_for(tmp_path: Path, source: str, why: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(source)
+    assert any(why in text for _, text in [*banned_calls(path), *swallowing(path)])
+
+
+@pytest.mark.parametrize("source", LEFT_ALONE)
+def test_the_checks_leave_the_rest_alone(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "good.py"
+    path.write_text(source)
+    assert [*banned_calls(path), *swallowing(path)] == []
+
+
+def test_a_drawing_that_is_wrong_is_seen() -> None:
+    rows = drawn_rows("    0    8    magic    of it\n    8    4    count\n    12   4    checksum\n")
+    assert is_drawn([8, 4], rows)
+    assert is_drawn([4], rows)
+    assert not is_drawn([8, 8], rows)
+    assert not is_drawn([8, 4, 4, 8], rows)
+    assert not is_drawn([8, 4], drawn_rows("    0    8    magic\n    12    4    count\n"))

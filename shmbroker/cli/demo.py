@@ -26,6 +26,7 @@ from xxhash import xxh3_64_intdigest
 
 import shmbroker
 from shmbroker.cli import output
+from shmbroker.cli.stats import batches_to_each_write
 from shmbroker.client.client import Client
 from shmbroker.client.embedded import Embedded
 from shmbroker.client.producer import Producer
@@ -95,7 +96,8 @@ class Sending:
 
     def __init__(self, producer: Producer, advance: Callable[[int], None]) -> None:
         self.acknowledged: list[tuple[Piece, Confirmation]] = []
-        self.in_doubt: list[tuple[Piece, Ticket]] = []
+        self.in_doubt: list[tuple[Piece, int]] = []
+        """With the partition that the batch was headed for."""
         self._producer = producer
         self._advance = advance
         self._in_flight: deque[tuple[Piece, Ticket]] = deque()
@@ -114,7 +116,7 @@ class Sending:
         try:
             confirmation = ticket.result(WAIT_S)
         except OutcomeUnknown:
-            self.in_doubt.append((piece, ticket))
+            self.in_doubt.append((piece, ticket.partition))
         else:
             self.acknowledged.append((piece, confirmation))
             self._advance(len(piece.lines))
@@ -128,7 +130,7 @@ def demo(
 ) -> None:
     """Show the main job on real input: several hundred thousand messages, a SIGKILL of the broker, nothing lost.
 
-    shmbroker demo
+    `shmbroker demo`
     """
     with tempfile.TemporaryDirectory(prefix="shmbroker-demo-") as scratch:
         directory = (data or Path(scratch) / "data").resolve()
@@ -194,7 +196,8 @@ def run_persisted(directory: Path, pieces: Sequence[Piece]) -> tuple[Run, Crash]
     with shmbroker.embedded(directory), connect(directory) as client:
         crash.restart_seconds = time.monotonic() - started
         say(f"  restarted in {crash.restart_seconds:.2f} s; looking for every acknowledged message.")
-        again = judge(crash, sending, read_back(client, Run(run.durability), counted(pieces[:sent])))
+        found = read_back(client, Run(run.durability), counted(pieces[:sent]))
+        again = judge(crash, sending.acknowledged, sending.in_doubt, found)
         with client.producer(STREAM, run.durability, max_in_flight=IN_FLIGHT_MAX) as producer:
             produce(producer, run, [*again, *pieces[sent:]])
         note_syncs(client, run)
@@ -265,9 +268,14 @@ def kill(broker: Embedded, client: Client, crash: Crash) -> None:
     say(f"  SIGKILL to all {len(processes)} processes of the broker, with batches in flight.")
 
 
-def judge(crash: Crash, sending: Sending, found: Hashes) -> list[Piece]:
+def judge(
+    crash: Crash,
+    acknowledged: Iterable[tuple[Piece, Confirmation]],
+    in_doubt: Iterable[tuple[Piece, int]],
+    found: Hashes,
+) -> list[Piece]:
     """Looks for every batch among what was found; gives back those to be sent again: in doubt, and not there."""
-    for piece, confirmation in sending.acknowledged:
+    for piece, confirmation in acknowledged:
         there = found[confirmation.partition]
         first = confirmation.base_offset
         hashes = [there.pop(offset, 0) for offset in range(first, first + confirmation.count)]
@@ -275,12 +283,12 @@ def judge(crash: Crash, sending: Sending, found: Hashes) -> list[Piece]:
         crash.recovered += len(piece.lines) if sum_of(hashes) == piece.hash else 0
     left = {partition: [hashes[offset] for offset in sorted(hashes)] for partition, hashes in found.items()}
     again = []
-    for piece, ticket in sending.in_doubt:
+    for piece, partition in in_doubt:
         count = len(piece.lines)
         crash.in_doubt += count
-        if sum_of(left[ticket.partition][:count]) == piece.hash:
+        if sum_of(left[partition][:count]) == piece.hash:
             crash.in_doubt_recovered += count
-            del left[ticket.partition][:count]
+            del left[partition][:count]
         else:
             again.append(piece)
     crash.invented = sum(map(len, left.values()))
@@ -288,8 +296,10 @@ def judge(crash: Crash, sending: Sending, found: Hashes) -> list[Piece]:
 
 
 def note_syncs(client: Client, run: Run) -> None:
-    """How many batches shared one write, over the partitions of the topic."""
-    raise NotImplementedError
+    """How many batches shared one synchronous write, over the partitions of the topic."""
+    counters = [entry["counters"] for entry in client.stats()["partitions"] if entry["topic"] == run.durability]
+    if any(each["syncs"] for each in counters):
+        run.batches_to_each_sync = batches_to_each_write(*counters)
 
 
 @contextmanager

@@ -56,11 +56,11 @@ app = typer.Typer(
     help=(
         "A message broker for one Linux host, over shared memory.\n\n"
         "Start one, then talk to it from another terminal:\n\n"
-        "    shmbroker serve\n\n"
-        "    shmbroker stream create market\n\n"
-        "    shmbroker topic create market trades 4 none --durability persisted\n\n"
-        '    shmbroker message send market trades "hello" --partition-id 0\n\n'
-        "    shmbroker message poll market trades 0 --first --message-count 10\n\n"
+        "`shmbroker serve`\n\n"
+        "`shmbroker stream create market`\n\n"
+        "`shmbroker topic create market trades 4 none --durability persisted`\n\n"
+        '`shmbroker message send market trades "hello" --partition-id 0`\n\n'
+        "`shmbroker message poll market trades 0 --first --message-count 10`\n\n"
         "`shmbroker demo` shows all of it on real input, with a broker of its own."
     ),
 )

@@ -40,9 +40,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help=(
         "Messages: send them, poll them.\n\n"
-        '    shmbroker message send market trades "hello" --partition-id 0\n\n'
-        "    shmbroker message send market trades --file lines.txt\n\n"
-        "    shmbroker message poll market trades 0 --first --message-count 10"
+        '`shmbroker message send market trades "hello" --partition-id 0`\n\n'
+        "`shmbroker message send market trades --file lines.txt`\n\n"
+        "`shmbroker message poll market trades 0 --first --message-count 10`"
     ),
 )  # fmt: skip
 
@@ -60,7 +60,7 @@ def send(
     stream: StreamName,
     topic: TopicName,
     messages: Annotated[
-        list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="None: one message for each line of input.")
+        list[str] | None, typer.Argument(metavar="MESSAGE", help="None: one message for each line of input.")
     ] = None,
     partition_id: Annotated[
         int | None, typer.Option("--partition-id", "-p", min=0, max=U32_MAX, help="Into this partition.")
@@ -84,11 +84,11 @@ def send(
 
     Without --partition-id or --message-key, batches go to the partitions in turn.
 
-    shmbroker message send market trades "first" "second" --message-key AAPL
+    `shmbroker message send market trades "first" "second" --message-key AAPL`
 
-    shmbroker message send market trades --file lines.txt
+    `shmbroker message send market trades --file lines.txt`
 
-    shmbroker message send market trades "x" --headers "source:string:desk,level:uint8:3"
+    `shmbroker message send market trades "x" --headers "source:string:desk,level:uint8:3"`
     """
     if sum((bool(messages), file is not None, input_file is not None)) > 1:
         raise typer.BadParameter("give messages, or --file, or --input-file, not several of them")
@@ -105,16 +105,20 @@ def send(
         sent = send_all(producer, source, place, common, size)
     seconds = time.monotonic() - started
     facts = {
-        "stream": stream, "topic": topic, "confirmed": sent.count, "last_partition": sent.partition,
+        "stream": stream, "topic": topic, "confirmed": sent.message_count, "last_partition": sent.partition,
         "last_base_offset": sent.base_offset, "seconds": round(seconds, 6),
     }  # fmt: skip
-    where = f"; the last batch is at offset {sent.base_offset:,} of partition {sent.partition}" if sent.count else ""
-    sentence = f"{sent.count:,} message{'' if sent.count == 1 else 's'} confirmed{where}."
+    where = (
+        f"; the last batch is at offset {sent.base_offset:,} of partition {sent.partition}"
+        if sent.message_count
+        else ""
+    )
+    sentence = f"{sent.message_count:,} message{'' if sent.message_count == 1 else 's'} confirmed{where}."
     output.print_done(sentence, facts, as_json=as_json)
 
 
 class Sent(NamedTuple):
-    count: int
+    message_count: int
     partition: int | None
     base_offset: int | None
 
@@ -266,9 +270,9 @@ def poll(
 ) -> None:
     """Poll messages of one partition. Exactly one of --offset, --timestamp, --first, --last, --next says from where.
 
-    shmbroker message poll market trades 0 --first --message-count 10
+    `shmbroker message poll market trades 0 --first --message-count 10`
 
-    shmbroker message poll market trades 0 --next --consumer audit --auto-commit --json
+    `shmbroker message poll market trades 0 --next --consumer audit --auto-commit --json`
     """
     start: dict[str, Any] = {
         "offset": offset, "timestamp": timestamp, "first": first or None,
@@ -352,7 +356,7 @@ def flush(
 ) -> None:
     """Write what a partition holds in its journal to its segment files now.
 
-    shmbroker message flush market trades 0 --fsync
+    `shmbroker message flush market trades 0 --fsync`
     """
     with connected(data) as client:
         client.flush(identifier(stream), identifier(topic), partition, sync=fsync)

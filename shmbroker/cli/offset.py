@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help=(
         "Stored offsets: where a consumer goes on.\n\n"
-        "    shmbroker consumer-offset get audit market trades 0"
+        "`shmbroker consumer-offset get audit market trades 0`"
     ),
 )  # fmt: skip
 
@@ -44,7 +44,7 @@ def get(
 ) -> None:
     """Show a stored offset, beside the newest one of the partition. Exit status 1 if nothing is stored.
 
-    shmbroker consumer-offset get audit market trades 0
+    `shmbroker consumer-offset get audit market trades 0`
     """
     with connected(data) as client:
         stored = client.get_consumer_offset(identifier(stream), identifier(topic), partition, **key_of(consumer, kind))
@@ -72,7 +72,7 @@ def set_(
 ) -> None:
     """Store an offset; returns when the topic's consumer offset durability is met.
 
-    shmbroker consumer-offset set audit market trades 0 41
+    `shmbroker consumer-offset set audit market trades 0 41`
     """
     with connected(data) as client:
         client.set_consumer_offset(identifier(stream), identifier(topic), partition, offset, **key_of(consumer, kind))
@@ -92,7 +92,7 @@ def delete(
 ) -> None:
     """Forget a stored offset: the consumer starts at the beginning again.
 
-    shmbroker consumer-offset delete audit market trades 0
+    `shmbroker consumer-offset delete audit market trades 0`
     """
     with connected(data) as client:
         client.delete_consumer_offset(identifier(stream), identifier(topic), partition, **key_of(consumer, kind))

@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help=(
         "Partitions of a topic: order is kept within each.\n\n"
-        "    shmbroker partition create market trades 4"
+        "`shmbroker partition create market trades 4`"
     ),
 )  # fmt: skip
 
@@ -35,7 +35,7 @@ def create(
 ) -> None:
     """Add partitions after the last one. Keys hash differently from then on.
 
-    shmbroker partition create market trades 4
+    `shmbroker partition create market trades 4`
     """
     with connected(data) as client:
         client.create_partitions(identifier(stream), identifier(topic), count)
@@ -49,7 +49,7 @@ def delete(
 ) -> None:
     """Remove the last partitions of a topic, with their messages.
 
-    shmbroker partition delete market trades 1
+    `shmbroker partition delete market trades 1`
     """
     with connected(data) as client:
         client.delete_partitions(identifier(stream), identifier(topic), count)

@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help=(
         "Segments: the files that a partition's messages are kept in.\n\n"
-        "    shmbroker segment delete market trades 0 1"
+        "`shmbroker segment delete market trades 0 1`"
     ),
 )  # fmt: skip
 
@@ -37,7 +37,7 @@ def delete(
 ) -> None:
     """Delete the oldest segments of a partition, never the one that is being written.
 
-    shmbroker segment delete market trades 0 1
+    `shmbroker segment delete market trades 0 1`
     """
     with connected(data) as client:
         client.delete_segments(identifier(stream), identifier(topic), partition, count)

@@ -15,8 +15,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help=(
         "Streams: the namespaces of topics.\n\n"
-        "    shmbroker stream create market\n\n"
-        "    shmbroker stream list --json"
+        "`shmbroker stream create market`\n\n"
+        "`shmbroker stream list --json`"
     ),
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ def create(
 ) -> None:
     """Create a stream. The broker assigns its number.
 
-    shmbroker stream create market
+    `shmbroker stream create market`
     """
     with connected(data) as client:
         stream = client.create_stream(name)
@@ -57,7 +57,7 @@ def create(
 def delete(stream: StreamName, data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     """Delete a stream with all its topics and messages.
 
-    shmbroker stream delete market
+    `shmbroker stream delete market`
     """
     with connected(data) as client:
         client.delete_stream(identifier(stream))
@@ -73,7 +73,7 @@ def update(
 ) -> None:
     """Give a stream another name.
 
-    shmbroker stream update market exchange
+    `shmbroker stream update market exchange`
     """
     with connected(data) as client:
         client.update_stream(identifier(stream), name=name)
@@ -84,7 +84,7 @@ def update(
 def get(stream: StreamName, data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     """Show one stream. Exit status 1 if there is none.
 
-    shmbroker stream get market
+    `shmbroker stream get market`
     """
     with connected(data) as client:
         found = client.get_stream(identifier(stream))
@@ -97,7 +97,7 @@ def get(stream: StreamName, data: Data = DATA_DEFAULT, as_json: Json = False) ->
 def list_(data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     """List the streams.
 
-    shmbroker stream list
+    `shmbroker stream list`
     """
     with connected(data) as client:
         rows = [facts_of(stream) for stream in client.list_streams()]
@@ -108,7 +108,7 @@ def list_(data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
 def purge(stream: StreamName, data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     """Drop all messages and stored offsets of a stream; offsets start at 0 again.
 
-    shmbroker stream purge market
+    `shmbroker stream purge market`
     """
     with connected(data) as client:
         client.purge_stream(identifier(stream))

@@ -19,8 +19,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help=(
         "Topics: partitioned logs, each with its own durability.\n\n"
-        "    shmbroker topic create market trades 4 none --durability persisted\n\n"
-        "    shmbroker topic get market trades"
+        "`shmbroker topic create market trades 4 none --durability persisted`\n\n"
+        "`shmbroker topic get market trades`"
     ),
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ Partitions = Annotated[
 Compression = Annotated[str, typer.Argument(metavar="COMPRESSION", help="none or gzip. Kept, never applied.")]
 Expiry = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[EXPIRY]...", help="When messages may go: 7days, 1h 30m, never_expire, server_default."),
+    typer.Argument(metavar="EXPIRY", help="When messages may go: 7days, 1h 30m, never_expire, server_default."),
 ]
 MaxSize = Annotated[
     str | None,
@@ -113,9 +113,9 @@ def create(
 ) -> None:
     """Create a topic. Its durability is chosen here, once.
 
-    shmbroker topic create my-stream my-topic 1 none --durability persisted --consumer-offset-durability persisted
+    `shmbroker topic create my-stream my-topic 1 none --durability persisted --consumer-offset-durability persisted`
 
-    shmbroker topic create market ticks 8 none 7days --set segment_size=268435456
+    `shmbroker topic create market ticks 8 none 7days --set segment_size=268435456`
     """
     options: dict[str, Any] = {
         **chosen(
@@ -152,7 +152,7 @@ def update(
 ) -> None:
     """Change what may change: name, compression, expiry and largest size. Durability may not.
 
-    shmbroker topic update market ticks ticks none 30days
+    `shmbroker topic update market ticks ticks none 30days`
     """
     options: dict[str, Any] = {
         **chosen(
@@ -171,7 +171,7 @@ def update(
 def delete(stream: StreamName, topic: TopicName, data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     """Delete a topic with its messages and stored offsets.
 
-    shmbroker topic delete market trades
+    `shmbroker topic delete market trades`
     """
     with connected(data) as client:
         client.delete_topic(identifier(stream), identifier(topic))
@@ -182,7 +182,7 @@ def delete(stream: StreamName, topic: TopicName, data: Data = DATA_DEFAULT, as_j
 def get(stream: StreamName, topic: TopicName, data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     """Show one topic: its policies, its options, its partitions. Exit status 1 if there is none.
 
-    shmbroker topic get market trades
+    `shmbroker topic get market trades`
     """
     with connected(data) as client:
         found = client.get_topic(identifier(stream), identifier(topic))
@@ -216,7 +216,7 @@ def get(stream: StreamName, topic: TopicName, data: Data = DATA_DEFAULT, as_json
 def list_(stream: StreamName, data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     """List the topics of a stream.
 
-    shmbroker topic list market
+    `shmbroker topic list market`
     """
     with connected(data) as client:
         rows = [facts_of(topic) for topic in client.list_topics(identifier(stream))]
@@ -228,7 +228,7 @@ def list_(stream: StreamName, data: Data = DATA_DEFAULT, as_json: Json = False) 
 def purge(stream: StreamName, topic: TopicName, data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     """Drop all messages and stored offsets of a topic; offsets start at 0 again.
 
-    shmbroker topic purge market trades
+    `shmbroker topic purge market trades`
     """
     with connected(data) as client:
         client.purge_topic(identifier(stream), identifier(topic))
