@@ -48,6 +48,8 @@ from shmbroker.limits import (
     TOPIC_COUNT_PER_STREAM_MAX,
 )
 
+__all__ = ["Catalog", "Change", "Topic"]
+
 
 class Catalog:
     """All streams and what is below them. Build it by ``apply``-ing what the store has loaded."""

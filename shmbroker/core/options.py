@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from shmbroker.errors import ErrorCode, InvalidOption, UnsupportedOption, error_from
+from shmbroker.formats.headers import SIZES, HeaderKind
 from shmbroker.formats.quantities import US_PER_S, format_duration, format_size, parse_duration_us, parse_size
 from shmbroker.limits import (
     GIB,
@@ -30,11 +31,11 @@ from shmbroker.limits import (
     U64_MAX,
 )
 
-KIND_STRING: Final = 2
-KIND_BOOL: Final = 3
-KIND_U8: Final = 9
-KIND_U32: Final = 11
-KIND_U64: Final = 12
+KIND_STRING: Final = int(HeaderKind.STRING)
+KIND_BOOL: Final = int(HeaderKind.BOOL)
+KIND_U8: Final = int(HeaderKind.UINT8)
+KIND_U32: Final = int(HeaderKind.UINT32)
+KIND_U64: Final = int(HeaderKind.UINT64)
 
 NEVER: Final = U64_MAX
 """``message_expiry_us`` of a topic whose messages never expire."""
@@ -137,7 +138,7 @@ class _Spec(NamedTuple):
 def _encode(kind: int, value: int | bool | str) -> bytes:
     if isinstance(value, str):
         return value.encode()
-    return int(value).to_bytes({KIND_BOOL: 1, KIND_U8: 1, KIND_U32: 4, KIND_U64: 8}[kind], "little")
+    return int(value).to_bytes(SIZES[kind], "little")
 
 
 def _parse_expiry(text: str) -> int:
@@ -291,7 +292,7 @@ def option_values(settings: Mapping[str, str | int | bool | None]) -> tuple[Opti
             kind = SPECS[key].kind if key in SPECS else KIND_U64
             if isinstance(value, bool):
                 kind = KIND_BOOL
-        if kind in (KIND_U8, KIND_U32, KIND_U64) and not 0 <= int(value) < 256 ** (4 if kind == KIND_U32 else 8):
+        if kind in (KIND_U8, KIND_U32, KIND_U64) and not 0 <= int(value) < 256 ** SIZES[kind]:
             raise _invalid(key, f"{value} is out of range")
         encoded = _encode(kind, str(value) if kind == KIND_STRING else value)
         if not 1 <= len(encoded) <= NAME_SIZE_MAX:
@@ -377,7 +378,7 @@ def _decode(spec: _Spec, value: OptionValue) -> int | bool | str:
         decoded = spec.parse(str(value.value, "utf-8"))
     elif spec.field == "compression_algorithm" and value.kind == KIND_U8 and value.value in (b"\1", b"\2"):
         decoded = ("none", "gzip")[value.value[0] - 1]
-    elif spec.kind != KIND_STRING and value.kind == spec.kind and len(value.value) == len(_encode(spec.kind, 0)):
+    elif spec.kind != KIND_STRING and value.kind == spec.kind and len(value.value) == SIZES[spec.kind]:
         decoded = int.from_bytes(value.value, "little")
         if spec.kind == KIND_BOOL:
             decoded = _parse_bool({0: "false", 1: "true"}.get(decoded, "neither"))

@@ -15,6 +15,8 @@ from shmbroker.wire.bodies import Reply, Request
 from shmbroker.wire.codes import Code
 from shmbroker.wire.primitives import Malformed, Reader
 
+__all__ = ["Reply", "Request", "decode_reply", "decode_request", "encode_reply"]
+
 _MODULES: Final = (system, users, streams, topics, messages, offsets, groups, local)
 _REQUESTS: Final[dict[int, Callable[[Reader], Request]]] = {
     request.CODE: request.decode for module in _MODULES for request in module.REQUESTS

@@ -7,7 +7,7 @@ left over is malformed too.
     str8          u8 length 1..255, UTF-8                     bytes8, str32: the same with u8 or u32, may be empty
     consumer      u8 kind (1 single, 2 group), identifier
     partition     u8 present, u32 (0 where absent): always 5 bytes
-    options       pairs to the end: u8 key kind (2), u32 length, key, u8 value kind, u32 length, value
+    options       a block of formats.headers to the end; keys are strings, none twice
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from shmbroker.core.options import OptionValue
-from shmbroker.errors import ErrorCode
+from shmbroker.errors import ErrorCode, InvalidMessage
+from shmbroker.formats.headers import HeaderField, HeaderKind, pack_pairs, scalar_of, unpack_pairs
 from shmbroker.limits import NAME_SIZE_MAX, OPTION_COUNT_MAX, OPTIONS_SIZE_MAX, U32_MAX
 
 U8: Final = Struct("<B")
@@ -25,7 +26,6 @@ U16: Final = Struct("<H")
 U32: Final = Struct("<I")
 U64: Final = Struct("<Q")
 F32: Final = Struct("<f")
-_PAIR_PART: Final = Struct("<BI")
 _PARTITION: Final = Struct("<BI")
 
 Identifier = int | str
@@ -35,7 +35,6 @@ KIND_NUMERIC: Final = 1
 KIND_NAME: Final = 2
 CONSUMER_SINGLE: Final = 1
 CONSUMER_GROUP: Final = 2
-_KEY_STRING: Final = 2
 
 
 class Malformed(Exception):
@@ -165,31 +164,24 @@ class Reader:
 
     def options(self, size: int | None = None) -> tuple[OptionValue, ...]:
         """An options block of ``size`` bytes, or to the end of the body. Keys are strings, none twice."""
-        block = Reader(self.take(self.remaining if size is None else size))
-        if block.remaining > OPTIONS_SIZE_MAX:
+        block = self.take(self.remaining if size is None else size)
+        if len(block) > OPTIONS_SIZE_MAX:
             raise Malformed("the options block is too large", ErrorCode.OPTIONS_BLOCK_TOO_LARGE)
+        try:
+            pairs = unpack_pairs(block)
+        except InvalidMessage as error:
+            raise Malformed(f"options: {error}") from None
+        if len(pairs) > OPTION_COUNT_MAX:
+            raise Malformed("too many options", ErrorCode.OPTIONS_BLOCK_TOO_LARGE)
         found: dict[str, OptionValue] = {}
-        while block.remaining:
-            kind, key = block._pair_part()
-            if kind != _KEY_STRING:
-                raise Malformed(f"an option key of kind {kind}")
-            try:
-                name = str(key, "utf-8")
-            except UnicodeDecodeError:
-                raise Malformed("an option key that is not UTF-8") from None
+        for key, value in pairs:
+            name = scalar_of(key)
+            if key.kind != HeaderKind.STRING or not isinstance(name, str):
+                raise Malformed(f"an option key of kind {key.kind} that is not a string")
             if name in found:
                 raise Malformed(f"option {name} twice")
-            value_kind, value = block._pair_part()
-            found[name] = OptionValue(name, value_kind, value)
-            if len(found) > OPTION_COUNT_MAX:
-                raise Malformed("too many options", ErrorCode.OPTIONS_BLOCK_TOO_LARGE)
+            found[name] = OptionValue(name, value.kind, value.data)
         return tuple(found.values())
-
-    def _pair_part(self) -> tuple[int, bytes]:
-        kind, size = _PAIR_PART.unpack(self.take(_PAIR_PART.size))
-        if kind == 0 or not 1 <= size <= NAME_SIZE_MAX:
-            raise Malformed(f"half a pair of kind {kind} and length {size}")
-        return kind, bytes(self.take(size))
 
 
 def _utf8(text: str) -> bytes:
@@ -238,17 +230,13 @@ def optional_partition(value: int | None) -> bytes:
 
 
 def options(values: Iterable[OptionValue]) -> bytes:
-    """An options block without a length, in the order given."""
-    parts: list[bytes] = []
-    for value in values:
-        key = value.key.encode()
-        parts += (
-            _PAIR_PART.pack(_KEY_STRING, len(key)),
-            key,
-            _PAIR_PART.pack(value.kind, len(value.value)),
-            value.value,
+    """An options block without a length, sorted by key."""
+    try:
+        return pack_pairs(
+            (HeaderField(HeaderKind.STRING, _utf8(value.key)), HeaderField(value.kind, value.value)) for value in values
         )
-    return b"".join(parts)
+    except InvalidMessage as error:
+        raise Malformed(f"options: {error}", ErrorCode.INVALID_OPTION_VALUE) from None
 
 
 def options32(values: Iterable[OptionValue]) -> bytes:
