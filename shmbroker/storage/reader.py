@@ -241,7 +241,9 @@ class LogReader:
         if max_messages <= 0:
             return slices
         if self._held is not None:
-            max_messages -= self._take(slices, *self._held, max_messages)
+            header, record = self._held
+            max_messages -= self._take(slices, header, record, max_messages)
+            max_bytes -= header.record_length
         attempts = 0
         while max_messages > 0 and max_bytes > 0 and attempts < ATTEMPTS_MAX:
             state = self._words[WORD_STATE]

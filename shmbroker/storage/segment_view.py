@@ -103,11 +103,15 @@ class SegmentView:
         return self.base_position
 
     def _entries(self) -> npt.NDArray[np.uint64]:
-        """The entries that are there, unchecked, as rows of words; none where the index is missing or foreign."""
+        """The entries that are there, unchecked, as rows of words; none where the index is missing or foreign.
+
+        Read, not mapped: 128 KiB for the largest segment, and an index may be made anew.
+        """
         try:
-            contents = map_file(os.path.join(self.directory, index_name(self.base_offset)))
+            with open(os.path.join(self.directory, index_name(self.base_offset)), "rb") as file:
+                contents = file.read()
         except FileNotFoundError:
-            contents = memoryview(b"")
+            contents = b""
         if not index_format.header_matches(contents, self.header.incarnation, self.base_offset):
             return np.zeros((0, 4), np.uint64)
         count = (len(contents) - index_format.ENTRIES_POSITION) // index_format.ENTRY_SIZE
