@@ -33,7 +33,7 @@ FLOORS = {
 SIDEWAYS_ALLOWED = {
     "limits": {"errors"},
     "crash_points": {"errors"},
-    "config": {"errors", "limits"},
+    "config": {"errors", "limits", "formats"},
     "formats": {"errors", "limits"},
     "front": {"wire"},
     "client": {"wire"},
@@ -281,6 +281,12 @@ def uses_the_error(handler: ast.ExceptHandler) -> bool:
     )
 
 
+def explained(path: Path, node: ast.ExceptHandler | ast.With) -> bool:
+    """Whether a comment stands in the lines of the statement, or in the one before it."""
+    lines = path.read_text().splitlines()[max(0, node.lineno - 2) : node.end_lineno]
+    return any("#" in line for line in lines)
+
+
 def swallowing(path: Path) -> Iterator[tuple[ast.AST, str]]:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ExceptHandler):
@@ -289,12 +295,14 @@ def swallowing(path: Path) -> Iterator[tuple[ast.AST, str]]:
                 yield node, "a bare except also catches the interrupt: name what you expect"
             elif kinds & BROAD and not uses_the_error(node):
                 yield node, "a broad except that drops the error: re-raise it, hand it on, or name what you expect"
-            elif kinds & SWALLOWED_SILENTLY and does_nothing(node.body):
-                yield node, "an error of the system is dropped: name the one that may be, such as FileNotFoundError"
-        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "suppress":
-            dropped = {dotted(argument).rpartition(".")[2] for argument in node.args}
-            if dropped & SWALLOWED_SILENTLY:
-                yield node, "suppress of a broad error: name the one that may be, such as FileNotFoundError"
+            elif kinds & SWALLOWED_SILENTLY and does_nothing(node.body) and not explained(path, node):
+                yield node, "an error is dropped: name the one that may be, or say in a comment why none matters"
+        elif isinstance(node, ast.With):
+            calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+            calls = [call for call in calls if dotted(call.func).rpartition(".")[2] == "suppress"]
+            dropped = {dotted(argument).rpartition(".")[2] for call in calls for argument in call.args}
+            if dropped & SWALLOWED_SILENTLY and not explained(path, node):
+                yield node, "a broad suppress: name the error that may be, or say in a comment why none matters"
 
 
 def test_no_error_is_swallowed() -> None:
@@ -369,6 +377,22 @@ def test_the_control_drawing_has_the_words_of_the_module() -> None:
 # --- documents ------------------------------------------------------------------------------------------------------
 
 
+def test_every_setting_is_in_tuning_md() -> None:
+    from shmbroker.config import KEYS
+
+    text = (ROOT / "tuning.md").read_text()
+    missing = [key for key in KEYS if f"`{key}`" not in text]
+    assert not missing, f"tuning.md does not say what these settings trade: {missing}"
+
+
+def test_every_topic_option_is_in_tuning_md() -> None:
+    from shmbroker.core.options import KEYS
+
+    text = (ROOT / "tuning.md").read_text()
+    missing = [key for key in KEYS if f"`{key}`" not in text]
+    assert not missing, f"tuning.md does not say what these topic options trade: {missing}"
+
+
 def tracked_texts() -> Iterator[tuple[Path, str]]:
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -426,6 +450,7 @@ LEFT_ALONE = [
     "print('worker 1: no', file=sys.stderr)",
     "try:\n    work()\nexcept Exception as error:\n    report(error)",
     "try:\n    work()\nexcept FileNotFoundError:\n    pass",
+    "try:\n    work()\nexcept OSError:\n    pass  # the peer is gone: that is what we wanted",
     "with contextlib.suppress(FileNotFoundError):\n    work()",
 ]
 
