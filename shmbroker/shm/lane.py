@@ -172,9 +172,11 @@ class LaneClient:
             end = start + len(buffer)
             mapping[start:end] = buffer
             start = end
+        if start != place + 32 + body_length:
+            raise AssertionError(f"the buffers add up to {start - place - 32} bytes, not to {body_length}")
         place += length
         if start != place:
-            self._pad(start, place, length, body_length)
+            mapping[start:place] = bytes(place - start)
         self._place = place
         self._head = head
         self._offered += 1
@@ -188,11 +190,6 @@ class LaneClient:
             raise LaneBroken(f"lane: request_tail is {tail}, after {self._tail}, with {self._head} published")
         self._tail = tail
         return head - tail <= self.request_size
-
-    def _pad(self, start: int, end: int, length: int, body_length: int) -> None:
-        """Zeros after a body that is no multiple of 8. Raises AssertionError where the buffers were not body_length."""
-        assert start - (end - length) - REQUEST_SIZE == body_length, "the buffers do not add up to body_length"
-        self._mapping[start:end] = bytes(end - start)
 
     def ring(self) -> None:
         """Wakes the worker. Once after each group of offers."""

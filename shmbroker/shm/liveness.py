@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import threading
 import time
@@ -23,6 +24,7 @@ from typing import Final
 from shmbroker.errors import Unavailable
 
 _RETRY_MS: Final = 10
+_HOLDER: Final = re.compile("process ([1-9][0-9]{0,8})")
 _HOLDER_SIZE_MAX: Final = 200
 
 
@@ -115,9 +117,9 @@ def _await_holder(fd: int) -> None:
     Short, since the text may be out of date and the lock given up by a process that lives on.
     """
     waiter = select.poll()
-    number = _holder_of(fd).rpartition(" ")[2]
+    named = _HOLDER.fullmatch(_holder_of(fd))
     try:
-        process = os.pidfd_open(int(number)) if number.isdecimal() else -1
+        process = os.pidfd_open(int(named[1])) if named else -1
     except ProcessLookupError:
         process = -1
     try:
