@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from shmbroker.errors import Corrupt
+from shmbroker.errors import Corrupt, NoSpace
 from shmbroker.formats.superblock import (
     FILE_NAME,
     SUPERBLOCK_MAGIC,
@@ -56,9 +56,15 @@ class SuperblockFile:
         file = disk.create(f"{directory}/{FILE_NAME}")
         try:
             file.allocate(0, SUPERBLOCK_SIZE)
+            # Both pages, so that later writes have no metadata to bring along.
+            file.write(0, [aligned_buffer(SUPERBLOCK_SIZE)], sync=True)
             superblock = cls(file, first)
             superblock._put(first)
             disk.sync_directory(directory)
+        except NoSpace:
+            file.close()
+            disk.unlink(file.path)
+            raise
         except BaseException:
             file.close()
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbroker.errors import Corrupt, DiskFailed
+from shmbroker.errors import Corrupt, DiskFailed, NoSpace
 from shmbroker.formats.superblock import FILE_NAME, slot_position
 from shmbroker.limits import PAGE_SIZE
 from shmbroker.storage.disk import FileDisk, aligned_buffer
@@ -129,6 +129,15 @@ def test_rule_11_a_failed_write_is_final_and_the_next_start_finds_old_or_new(num
     with pytest.raises(DiskFailed, match="earlier"):
         superblock.write(reserved_offset=200)
     assert SuperblockFile.open(disk, "/", LOG_ID).current.reserved_offset in (0, 100)
+
+
+def test_rule_11_no_space_leaves_no_superblock() -> None:
+    disk = new_disk()
+    disk.fail(2, errno.ENOSPC)
+    with pytest.raises(NoSpace):
+        SuperblockFile.create(disk, "/", LOG_ID, 3, INCARNATION)
+    assert disk.list("/") == []
+    SuperblockFile.create(disk, "/", LOG_ID, 3, INCARNATION)
 
 
 def test_threads_write_one_after_the_other(tmp_path: Path) -> None:
