@@ -22,6 +22,7 @@ lives as long as the partition's incarnation and is used again by a respawned wo
          33    ring_size            bytes of its data
          34    ring_base            log position at which this ring began
          35    overwrite_end        stored before the ring is written up to it, zero-fill included (rule 6)
+         36    ring_generation_last the highest generation that was ever used: none is used twice
     word 48    segments_generation  changes whenever a segment is added or removed
          49    segment_count
          50    first_offset         the earliest offset that is kept
@@ -65,6 +66,7 @@ WORD_RING_GENERATION: Final = 32
 WORD_RING_SIZE: Final = 33
 WORD_RING_BASE: Final = 34
 WORD_OVERWRITE_END: Final = 35
+WORD_RING_GENERATION_LAST: Final = 36
 
 WORD_SEGMENTS_GENERATION: Final = 48
 WORD_SEGMENT_COUNT: Final = 49
