@@ -31,7 +31,7 @@ from shmbroker.errors import (
     WaitTimeout,
     error_from,
 )
-from shmbroker.shm.doorbell import Doorbell, SemaphoreDoorbell
+from shmbroker.shm.doorbell import Doorbell, NamedDoorbell
 from shmbroker.shm.lane import LaneClient
 from shmbroker.shm.region import Region
 from shmbroker.wire import local
@@ -237,7 +237,7 @@ class Connection:
         bell = doorbell = None
         try:
             bell = self._open_semaphore(reply.completion, deadline)
-            doorbell = SemaphoreDoorbell.open(reply.doorbell, self.hello.prefix)
+            doorbell = NamedDoorbell.open(reply.doorbell, self.hello.prefix)
             return LaneClient(region, doorbell), bell, doorbell
         except BaseException as error:
             for each in (region, bell, doorbell):
@@ -261,10 +261,10 @@ class Connection:
     def unwatch(self, watch_id: int, deadline: float) -> None:
         self.request(local.Unwatch(watch_id), deadline)
 
-    def _open_semaphore(self, name: str, deadline: float) -> SemaphoreDoorbell:
+    def _open_semaphore(self, name: str, deadline: float) -> NamedDoorbell:
         """Opens a semaphore that the front named for us, and tells it that the name may go."""
         try:
-            bell = SemaphoreDoorbell.open_named(name)
+            bell = NamedDoorbell.open_named(name)
         except FileNotFoundError as error:
             raise Unavailable(f"the doorbell {name} is gone") from error
         try:

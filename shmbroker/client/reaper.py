@@ -10,6 +10,8 @@ starts at the first submission that nobody waits for, and sleeps for good while 
 Written by: ``pending`` gets entries from whoever holds the port's lock and loses them to the leader; ``lane`` and
 ``bell`` change under the lead. An entry settles exactly once: by its completion, or by :meth:`bury` when the lane has
 ended. Callbacks run without the lead, so that they may send and wait themselves.
+A wait takes the rings that it was woken by, and every wait comes between two looks at the completion ring: rings that
+nobody waited for cost one early return (rule 12).
 Every wait is bounded by DOORBELL_WAIT_MS_MAX and followed by a look at the lane and the broker, so that the death of
 either ends it. Locks are taken in the order lead, port, condition.
 """
@@ -31,8 +33,6 @@ from shmbroker.shm.lane import LaneClient
 SLICE_S = DOORBELL_WAIT_MS_MAX / 1000
 RESCUE_S = 0.002
 LOOK_AFTER_EVERY = 50
-DRAIN_EVERY = 4096
-"""Reaps between two drains of the bell: leftover counts cost one early return each, and must not add up for ever."""
 
 
 class Reaper:
@@ -54,7 +54,6 @@ class Reaper:
         self._followers: dict[Wake, None] = {}
         self._crowd: dict[Wake, None] = {}
         self._called: deque[Answer[Any]] = deque()
-        self._reap_count = 0
         self._rescue: threading.Thread | None = None
         self._rescue_wake = threading.Lock()
         self._rescue_wake.acquire()
@@ -170,9 +169,6 @@ class Reaper:
         lane = self.lane
         if lane is None:
             return 0
-        self._reap_count += 1
-        if not self._reap_count % DRAIN_EVERY and self.bell is not None:
-            self.bell.drain()
         try:
             completions = lane.completions()
         except LaneBroken:
