@@ -429,6 +429,24 @@ def test_rule_17_damage_at_or_above_the_mark_is_cut_with_what_is_behind_it(seed:
         assert offsets_in(image) == {key_of(1): 11, key_of(2): 2, key_of(3): 12, key_of(9): 9}, "nothing comes back"
 
 
+def test_rule_09_a_cut_leaves_nothing_that_a_later_record_could_join() -> None:
+    disk = a_disk()
+    store = a_store(disk)
+    page_full = [*map(long_key, range(2)), *map(key_of, range(62))]
+    for key in [*page_full, key_of(100), key_of(101)]:
+        put(store, key, 1)
+    flush(store, sync=True)
+    damaged(disk, DATA_POSITION + 17)
+    store = a_store(disk)
+    assert len(store) == 0
+    for key in page_full:
+        put(store, key, 2)
+    (write,) = store.prepare_flush(True)
+    write()
+    assert store._end == DATA_POSITION + PAGE_SIZE, "the next record would stand where the old ones went on"
+    assert offsets_in(disk) == dict.fromkeys(page_full, 2)
+
+
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_rule_17_damage_below_the_mark_refuses_the_consumers_of_a_persisted_store(number: int) -> None:
     disk, positions = three_synchronised_groups(persisted=True)
