@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from shmbroker import crash_points
 from shmbroker.errors import DiskFailed, ErrorCode, LaneBroken, NoSpace, ShmbrokerError
-from shmbroker.shm.doorbell import Doorbell, EventDoorbell, SemaphoreDoorbell
+from shmbroker.shm.doorbell import Doorbell, EventDoorbell, NamedDoorbell
 from shmbroker.shm.lane import LaneServer
 from shmbroker.shm.region import Region
 
@@ -190,9 +190,9 @@ class Control:
 
 
 def _bell_of(semaphore: str | None, fds: list[int]) -> Doorbell:
-    """What wakes a client: a semaphore by its name, or the eventfd that came along (taken over)."""
+    """What wakes a client: a bell by its name, or the one that came along (taken over)."""
     if semaphore is not None:
-        return SemaphoreDoorbell.open_named(semaphore)
+        return NamedDoorbell.open_named(semaphore)
     return EventDoorbell(fds.pop(0))
 
 

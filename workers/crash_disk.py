@@ -13,8 +13,8 @@ from shmbroker.storage.disk import Disk, FileDisk, RealFile
 class CrashPointDisk(FileDisk):
     """FileDisk, with ``during-roll`` after a segment file was made and ``during-purge`` before old files go."""
 
-    def create(self, path: str) -> RealFile:
-        file = super().create(path)
+    def create(self, path: str, *, direct: bool = True) -> RealFile:
+        file = super().create(path, direct=direct)
         if path.endswith(LOG_SUFFIX):
             crash_points.reach(crash_points.DURING_ROLL)
         return file

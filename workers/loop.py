@@ -30,7 +30,7 @@ from shmbroker.shm.doorbell import Doorbell
 from shmbroker.shm.lane import LaneServer, Request
 from shmbroker.storage.partition_log import PartitionLog
 
-from .flush import flush_together
+from .flush import FlushTarget, flush_together
 from .lanes import Lane, Lanes, refuse_ungranted
 from .partitions import Partitions
 from .pending import Pending
@@ -133,7 +133,10 @@ class Loop:
         """Steps 4 and 5: the group. Every file that somebody waits for is written once, all at the same time."""
         logs = {log: None for _, _, _, _, log in pending.appends}
         stores = {log.offsets: log for _, _, log in pending.offset_stores}
-        synchronous = [*logs, *(store for store, log in stores.items() if log.options.offsets_persisted)]
+        synchronous: list[FlushTarget] = [
+            *logs,
+            *(store for store, log in stores.items() if log.options.offsets_persisted),
+        ]
         plain = [store for store, log in stores.items() if not log.options.offsets_persisted]
         failed = flush_together(synchronous, self.executor, sync=True) if synchronous else {}
         if plain:

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from shmbroker.errors import ShmbrokerError
-from shmbroker.shm.doorbell import EventDoorbell, SemaphoreDoorbell
+from shmbroker.shm.doorbell import EventDoorbell, NamedDoorbell
 from shmbroker.shm.lane import LaneServer
 from shmbroker.shm.liveness import FileLock, PipeWatch
 from shmbroker.shm.region import Region
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
 
 def serve(options: argparse.Namespace) -> int:
     """From the lock to the end of the loop."""
-    bell = SemaphoreDoorbell.open(options.doorbell, options.prefix)
+    bell = NamedDoorbell.open(options.doorbell)
     link = Link(options.link)
     control_bell = EventDoorbell(options.control_bell)
     server = LaneServer(Region.attach(options.control), control_bell)

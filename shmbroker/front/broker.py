@@ -1,0 +1,342 @@
+"""The broker as its front holds it: directories, catalog, workers, sessions, and the order in which they come and go.
+
+Start: locks (rule 1), catalog, what an earlier run left half done, workers (each opens its partitions), socket. Only
+then does anybody get in. Stop: nobody new gets in, every worker drains its lanes and writes all that is committed,
+whatever the thresholds say; the stop is clean only if all of that succeeded.
+
+What an earlier run left: files of deleted partitions whose removal did not finish, and directories that were made for
+partitions which the catalog never got to know. The first are removed; the second too, since nobody was ever granted
+access to them; should one hold a segment all the same, it is kept and named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from shmbroker.core.changes import LogGone
+from shmbroker.core.model import Topic
+from shmbroker.core.options import TopicDefaults
+from shmbroker.errors import InvalidConfiguration, ShmbrokerError, Unavailable
+from shmbroker.formats.segment import LOG_SUFFIX
+from shmbroker.front.catalog_keeper import CatalogKeeper
+from shmbroker.front.catalog_store import FILE_NAME as CATALOG_NAME
+from shmbroker.front.catalog_store import CatalogStore
+from shmbroker.front.lanes import LaneTable
+from shmbroker.front.logs import Log, Logs, log_options
+from shmbroker.front.places import DOORBELLS_DIRECTORY, PARTITIONS_DIRECTORY, Places
+from shmbroker.front.session import Session
+from shmbroker.front.supervisor import Worker, WorkerSettings
+from shmbroker.front.watches import Watch, WatchTable
+from shmbroker.limits import MIB, RING_SIZE_MIN, SESSION_COUNT_MAX
+from shmbroker.shm.doorbell import unlink_name
+from shmbroker.storage.disk import FileDisk
+
+JOURNAL_SHARE: Final = 4
+"""A quarter of what the runtime file system has free, unless ``journal_memory_limit`` says otherwise."""
+JOURNAL_PER_WORKER_MIN: Final = 4 * RING_SIZE_MIN
+CREATE_CHUNK: Final = 20
+"""Partitions that a worker creates at a time: each costs it some synchronisations, and others wait meanwhile."""
+BACKLOG: Final = 128
+LOG: Final = logging.getLogger("shmbroker.front")
+
+
+class Broker:
+    """Owned by the front's loop."""
+
+    def __init__(self, places: Places, worker_count: int, journal_memory_limit: int | None, *, any_user: bool) -> None:
+        self.places = places
+        self.instance = secrets.randbits(63) | 1
+        """Of this run: what was poisoned in another run may be tried again."""
+        self.started_us = time.time_ns() // 1000
+        self.any_user = any_user
+        self.logs = Logs(places.runtime, worker_count)
+        self.lanes = LaneTable()
+        self.watches = WatchTable(f"{places.runtime}/{DOORBELLS_DIRECTORY}")
+        self.sessions: dict[int, Session] = {}
+        self.stopping = False
+        self._journal_memory_limit = journal_memory_limit
+        self._worker_count = worker_count
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="catalog")
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._session_number = 0
+        self.workers: list[Worker] = []
+        self.keeper: CatalogKeeper
+
+    # --- start --------------------------------------------------------------------------------------------------------
+    async def start(self, defaults: TopicDefaults) -> None:
+        """Until clients can connect. Raises what keeps the broker from serving."""
+        loop = asyncio.get_running_loop()
+        self._refuse_lost_catalog()
+        store = await loop.run_in_executor(self._executor, CatalogStore.open, self.places.data)
+        catalog = await loop.run_in_executor(self._executor, store.load, defaults)
+        self.keeper = CatalogKeeper(store, catalog, self._executor)
+        await self._finish_earlier_run()
+        settings = WorkerSettings(self.places, self.instance, self._journal_memory())
+        self.workers = [Worker(number, settings, self) for number in range(self._worker_count)]
+        self.logs.start(
+            (log_id, place.partition.partition_id, log_options(place.topic.options, len(place.topic.partitions)))
+            for log_id, place in catalog.logs.items()
+        )
+        for worker in self.workers:
+            worker.start()
+        for worker in self.workers:
+            await worker.first_ready()
+        self._listen()
+
+    def _refuse_lost_catalog(self) -> None:
+        """A new catalog would give log ids anew, and take the data that is there for left-overs."""
+        partitions = f"{self.places.data}/{PARTITIONS_DIRECTORY}"
+        if not os.path.exists(f"{self.places.data}/{CATALOG_NAME}") and os.listdir(partitions):
+            raise InvalidConfiguration(
+                f"{self.places.data}/{CATALOG_NAME} is missing, and {partitions} holds partitions: restore the catalog"
+                " from a backup, or start with another data directory"
+            )
+
+    async def _finish_earlier_run(self) -> None:
+        """No worker lives yet: the files are ours."""
+        catalog = self.keeper.catalog
+        disk = FileDisk()
+        partitions = f"{self.places.data}/{PARTITIONS_DIRECTORY}"
+        for name in os.listdir(partitions):
+            log_id = int(name) if name.isascii() and name.isdigit() else -1
+            path = f"{partitions}/{name}"
+            if log_id in catalog.logs:
+                continue
+            if log_id in catalog.buried or (log_id > 0 and not _holds_segment(path)):
+                disk.remove_tree(path)
+            else:
+                LOG.warning("%s belongs to no partition and holds data: it is left alone", path)
+        disk.sync_directory(partitions)
+        async with self.keeper.lock:
+            await self.keeper.commit([LogGone(log_id) for log_id in sorted(catalog.buried)])
+        self.places.sweep_logs(catalog.logs)
+
+    def _journal_memory(self) -> int:
+        """Bytes of rings for each worker. Raises where the runtime file system is too small (rule 10)."""
+        free = self.places.runtime_free()
+        used = self.places.journal_used()
+        least = self._worker_count * JOURNAL_PER_WORKER_MIN
+        limit = self._journal_memory_limit if self._journal_memory_limit is not None else (free + used) // JOURNAL_SHARE
+        if limit < least or limit > free + used:
+            raise Unavailable(
+                f"runtime directory {self.places.runtime}: its file system has {(free + used) // MIB} MiB for ring"
+                f" journals; {self._worker_count} workers need a journal_memory_limit of at least {least // MIB} MiB and at"
+                f" most what is free, and it is {limit // MIB} MiB: make the file system larger, or set another limit"
+            )
+        return limit // self._worker_count
+
+    def _listen(self) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener.bind(self.places.socket_path)
+        os.chmod(self.places.socket_path, 0o666 if self.any_user else 0o600)
+        listener.listen(BACKLOG)
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+        self._listener = listener
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            LOG.error("a client could not be let in: %s", error)  # Out of descriptors: those who are in go on.
+            return
+        if len(self.sessions) >= SESSION_COUNT_MAX:
+            LOG.error("a client was turned away: there are %d connections", SESSION_COUNT_MAX)
+            connection.close()
+            return
+        self._session_number += 1
+        session = self.sessions[self._session_number] = Session(self, self._session_number, connection)
+        self.spawn(session.run())
+
+    def spawn(self, work: Any) -> None:
+        """A task that nobody waits for; it ends with the broker."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- stop ---------------------------------------------------------------------------------------------------------
+    async def stop(self) -> list[str]:
+        """Drains and ends everything: what of the final flush failed."""
+        self.stopping = True
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.places.socket_path)
+        failures: list[str] = []
+        for part in await asyncio.gather(*(worker.stop() for worker in self.workers)):
+            failures += part
+        await self._end_tasks()
+        if hasattr(self, "keeper"):
+            try:
+                await self.keeper.close()
+            except ShmbrokerError as error:
+                failures.append(str(error))
+        self.watches.close()
+        self._executor.shutdown()
+        return failures
+
+    async def abandon(self) -> None:
+        """After a start that failed."""
+        self.stopping = True
+        for worker in self.workers:
+            await worker.kill()
+        await self._end_tasks()
+        if hasattr(self, "keeper"):
+            await self.keeper.close()
+        self._executor.shutdown()
+
+    async def _end_tasks(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- logs and workers ---------------------------------------------------------------------------------------------
+    def worker_of(self, log: Log) -> Worker:
+        return self.workers[log.worker]
+
+    def partitions_of(self, worker: int) -> list[dict[str, Any]]:
+        """What a run of this worker opens: what is in the catalog, and what is being created right now."""
+        return [_entry(log, create=False) for log in self.logs.of_worker(worker)]
+
+    def opened(self, worker: int, states: list[dict[str, Any]]) -> None:
+        self.logs.opened(states)
+        for entry in states:
+            if entry["reason"]:
+                LOG.error("partition log %d: %s", entry["log_id"], entry["reason"])
+
+    def worker_ready(self, worker: int) -> None:
+        """Readers that wait get their bells registered again; removals that a death interrupted are finished."""
+        for watch in self.watches.all():
+            log_ids = self.logs.by_worker(watch.log_ids).get(worker)
+            if log_ids:
+                self.spawn(self._register_again(watch, worker, log_ids))
+        if self.keeper.catalog.buried and self._listener is not None:
+            self.spawn(self.bury(sorted(self.keeper.catalog.buried)))
+
+    async def _register_again(self, watch: Watch, worker: int, log_ids: list[int]) -> None:
+        with contextlib.suppress(ShmbrokerError):
+            await self.register_watch(watch, worker, log_ids)
+
+    async def register_watch(self, watch: Watch, worker: int, log_ids: list[int]) -> None:
+        """Gives one worker the bell of a watch."""
+        link = await self.workers[worker].running()
+        name = watch.lend_name(f"{self.places.prefix}w{worker}-")
+        try:
+            await link.control(
+                "watch",
+                watch.descriptors(),
+                session=watch.session,
+                watch_id=watch.watch_id,
+                log_ids=log_ids,
+                semaphore=name,
+            )
+        finally:
+            if name is not None:
+                unlink_name(name)
+
+    def worker_died(self, worker: int) -> None:
+        count = self.lanes.worker_died(worker)
+        if count:
+            LOG.warning("%d lanes ended with worker %d", count, worker)
+
+    def lane_closed(self, lane_id: int, text: str) -> None:
+        lane = self.lanes.drop_id(lane_id)
+        LOG.error("lane %d of connection %s was closed: %s", lane_id, lane.session if lane else "?", text)
+
+    async def create_logs(self, logs: list[Log]) -> None:
+        """Makes and opens new partitions, durable before this returns; none of them is left where one fails."""
+        try:
+            await asyncio.gather(*(self._create_on(worker, logs) for worker in {log.worker for log in logs}))
+        except BaseException:
+            await self.discard_logs(logs)
+            raise
+
+    async def _create_on(self, worker: int, logs: list[Log]) -> None:
+        mine = [log for log in logs if log.worker == worker]
+        for start in range(0, len(mine), CREATE_CHUNK):
+            link = await self.workers[worker].running()
+            entries = [_entry(log, create=True) for log in mine[start : start + CREATE_CHUNK]]
+            answer = await link.control("open", partitions=entries)
+            self.opened(worker, answer["partitions"])
+
+    async def discard_logs(self, logs: list[Log]) -> None:
+        """Undoes a creation that the catalog will not know. What cannot be reached now is swept at the next start."""
+        log_ids = [log.log_id for log in logs]
+        await self._remove_on_workers(log_ids)
+        self.logs.forget(log_ids)
+
+    async def _remove_on_workers(self, log_ids: list[int]) -> list[int]:
+        """Has the files removed; those that are gone."""
+        gone: list[int] = []
+        for worker, mine in self.logs.by_worker(log_ids).items():
+            try:
+                link = await self.workers[worker].running()
+                await link.control("remove", log_ids=mine)
+            except ShmbrokerError as error:
+                LOG.warning("logs %s are not removed yet: %s", mine, error)
+            else:
+                gone += mine
+        return gone
+
+    async def bury(self, log_ids: list[int]) -> None:
+        """Removes the files of deleted partitions, and then tells the catalog that they are gone."""
+        gone = await self._remove_on_workers(log_ids)
+        self.logs.forget(gone)
+        async with self.keeper.lock:
+            still = [LogGone(log_id) for log_id in gone if log_id in self.keeper.catalog.buried]
+            await self.keeper.commit(still)
+
+    async def update_logs(self, topic: Topic) -> None:
+        """Tells the workers the options of a topic that has changed."""
+        options = log_options(topic.options, len(topic.partitions))
+        log_ids = [partition.log_id for partition in topic.partitions]
+        for log_id in log_ids:
+            self.logs.get(log_id).options = options
+        for worker, mine in self.logs.by_worker(log_ids).items():
+            with contextlib.suppress(Unavailable):  # One that is started again opens them with the new options.
+                link = await self.workers[worker].running()
+                await link.control("update", log_ids=mine, options=options)
+
+    async def purge_logs(self, log_ids: list[int]) -> None:
+        """Empties them, each in a new incarnation (rule 14). Raises the first failure."""
+        for worker, mine in self.logs.by_worker(log_ids).items():
+            link = await self.workers[worker].running()
+            answer = await link.control("purge", log_ids=mine)
+            for log_id, incarnation in answer["incarnations"].items():
+                self.logs.get(int(log_id)).incarnation = incarnation
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+    def session_ended(self, session: Session) -> None:
+        """Its lanes and watches end; what it had published is served."""
+        del self.sessions[session.number]
+        self.lanes.end_session(session.number)
+        self.watches.end_session(session.number)
+        if not self.stopping:
+            for worker, generation in session.introduced.items():
+                self.spawn(self._end_on_worker(session.number, worker, generation))
+
+    async def _end_on_worker(self, session: int, worker: int, generation: int) -> None:
+        if self.workers[worker].generation == generation:
+            with contextlib.suppress(ShmbrokerError):
+                link = await self.workers[worker].running()
+                await link.control("end", session=session)
+
+
+def _entry(log: Log, *, create: bool) -> dict[str, Any]:
+    return {"log_id": log.log_id, "partition_id": log.partition_id, "create": create, "options": log.options}
+
+
+def _holds_segment(directory: str) -> bool:
+    return any(name.endswith(LOG_SUFFIX) for _, _, names in os.walk(directory) for name in names)
