@@ -129,8 +129,8 @@ class Broker:
         if limit < least or limit > free + used:
             raise Unavailable(
                 f"runtime directory {self.places.runtime}: its file system has {(free + used) // MIB} MiB for ring"
-                f" journals; {self._worker_count} workers need a journal_memory_limit of at least {least // MIB} MiB and at"
-                f" most what is free, and it is {limit // MIB} MiB: make the file system larger, or set another limit"
+                f" journals; {self._worker_count} workers need a journal_memory_limit of at least {least // MIB} MiB and"
+                f" at most what is free, and it is {limit // MIB} MiB: make the file system larger, or set another limit"
             )
         return limit // self._worker_count
 

@@ -6,8 +6,8 @@
         [--ready-fd FD] [--parent-fd FD]
 
 ``--ready-fd`` gets one line of JSON, {"pid", "socket", "data", "runtime"}, when clients can connect, and is closed.
-``--parent-fd`` is the reading end of a pipe whose writing end is the parent's: when it ends, even by SIGKILL, the front
-stops as for SIGTERM. Exit status: 0 after a stop in which everything committed was written, 1 otherwise, and where the
+``--parent-fd`` is a process descriptor of the parent, or the reading end of a pipe whose writing end is the parent's:
+when that ends, even by SIGKILL, the front stops as for SIGTERM. Exit status: 0 after a stop in which everything committed was written, 1 otherwise, and where the
 broker does not start; the reason is one line on standard error.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -91,7 +92,6 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if parent_fd is not None:
-        os.set_blocking(parent_fd, False)
         loop.add_reader(parent_fd, _parent_ended, loop, parent_fd, stop)
     workers = config.broker.workers or max(1, (os.cpu_count() or 2) - 1)
     broker = Broker(places, workers, config.partition.journal_memory_limit or None, any_user=config.local.any_user)
@@ -139,8 +139,12 @@ def _tell_ready(broker: Broker, ready_fd: int | None) -> None:
 
 
 def _parent_ended(loop: asyncio.AbstractEventLoop, parent_fd: int, stop: asyncio.Event) -> None:
-    """The pipe is readable: at its end, as nobody writes to it."""
-    if not os.read(parent_fd, 1):
+    """It is readable: a process descriptor at the end of the process, a pipe at its end, as nobody writes to it."""
+    try:
+        ended = not os.read(parent_fd, 1)
+    except OSError as error:
+        ended = error.errno == errno.EINVAL  # A process descriptor cannot be read.
+    if ended:
         loop.remove_reader(parent_fd)
         stop.set()
 
