@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shmbroker.client.administration import TIMEOUT_S, Seconds
 from shmbroker.client.batch import Batch
-from shmbroker.client.client import Client, connect
+from shmbroker.client.client import Client, data_of
 from shmbroker.client.consumer import Consumer
 from shmbroker.client.producer import Producer
 from shmbroker.client.ticket import Confirmation, Ticket
@@ -292,8 +292,12 @@ class AsyncConsumer:
 async def connect_async(url: str | None = None, *, timeout: Seconds = TIMEOUT_S) -> AsyncClient:
     """As :func:`shmbroker.connect`, for the running event loop."""
     control = ThreadPoolExecutor(CONTROL_THREADS, "shmbroker control")
+
+    def connect_attentive() -> Client:
+        return Client(data_of(url), timeout=timeout, is_attentive=True)
+
     try:
-        return AsyncClient(await _on(control, lambda: connect(url, timeout=timeout)), control)
+        return AsyncClient(await _on(control, connect_attentive), control)
     except BaseException:
         control.shutdown(wait=False)
         raise

@@ -32,13 +32,18 @@ DATA_DEFAULT = "./shmbroker-data"
 class Client(Administration):
     """A connection to a broker. Thread-safe. What concerns the catalog is in :class:`Administration`."""
 
-    def __init__(self, data: str, *, timeout: Seconds = TIMEOUT_S) -> None:
-        """Connects to the broker of the data directory ``data``. Raises Unavailable where none answers."""
+    def __init__(self, data: str, *, timeout: Seconds = TIMEOUT_S, is_attentive: bool = False) -> None:
+        """Connects to the broker of the data directory ``data``. Raises Unavailable where none answers.
+
+        ``is_attentive``: confirmations are taken by a thread of their own as they come, for programs whose threads do
+        not wait for them.
+        """
         seconds = FOREVER_S if timeout is None else timeout
         self._ports: dict[int, Port] = {}
         self._ports_lock = threading.Lock()
         self._users: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
         self._is_closed = False
+        self._is_attentive = is_attentive
         self._connection = Connection(data, version=_version(), timeout=seconds)
         self._connection.on_refusal(self._refuse)
 
@@ -137,6 +142,8 @@ class Client(Administration):
         if self._is_closed:
             return
         self._is_closed = True
+        if self._connection.is_foreign:
+            return  # all of it is the parent's
         deadline = deadline_of(timeout)
         failure: ShmbrokerError | None = None
         usable = self._connection.refusal is None
@@ -167,6 +174,11 @@ class Client(Administration):
         grant = self._open_partition(stream, topic, partition, ["append"], deadline)
         return self._port(grant.worker), grant.log_id
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a child of fork(), where nothing of it may be used."""
+        return self._connection.is_foreign
+
     def forget(self, user: Any) -> None:
         """A producer or consumer has closed."""
         self._users.discard(user)
@@ -186,7 +198,7 @@ class Client(Administration):
         with self._ports_lock:
             port = self._ports.get(worker)
             if port is None:
-                port = self._ports[worker] = Port(self._connection, worker)
+                port = self._ports[worker] = Port(self._connection, worker, is_attentive=self._is_attentive)
                 port.refusal = self._connection.refusal
             return port
 
@@ -195,6 +207,8 @@ class Client(Administration):
         for port in list(self._ports.values()):
             if port.refusal is None:
                 port.refusal = error
+            if self._connection.is_foreign:
+                port.reaper.abandoned = error
 
 
 def connect(url: str | None = None, *, timeout: Seconds = TIMEOUT_S) -> Client:

@@ -77,6 +77,8 @@ class Connection:
         self.data = os.path.abspath(data)
         self.refusal: ShmbrokerError | None = None
         """Raised by every request, once set."""
+        self.is_foreign = False
+        """Whether this is a child of fork(), and the connection its parent's."""
         self._lock = threading.Lock()
         self._codec = ClientConnection(secrets.randbits(127) + 1, LOCAL_SESSION)
         self._descriptors: list[int] = []
@@ -221,6 +223,7 @@ class Connection:
 
     def forked(self) -> None:
         """Called in a child of fork(): nothing here may be used, since the parent uses it. Takes no lock."""
+        self.is_foreign = True
         self._fail(ClientMistake("this client was made before fork(): make a new one in the child process"))
         with suppress(OSError):
             self._socket.close()  # the parent's descriptor stays open

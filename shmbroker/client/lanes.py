@@ -58,7 +58,7 @@ class Opener(Protocol):
 class Port:
     """The requests of one client to one worker. Thread-safe."""
 
-    def __init__(self, opener: Opener, worker: int) -> None:
+    def __init__(self, opener: Opener, worker: int, *, is_attentive: bool = False) -> None:
         self.worker = worker
         self.lock = threading.Lock()
         """Held around each offer, and whenever ``lane`` changes."""
@@ -66,7 +66,9 @@ class Port:
         self.body_length_max = 0
         self.refusal: ShmbrokerError | None = None
         """Raised by every offer, once set: closed, or in the wrong process."""
-        self.reaper = Reaper(lambda: opener.alive, self._retire, f"shmbroker worker {worker}")
+        self.reaper = Reaper(
+            lambda: opener.alive, self._retire, f"shmbroker worker {worker}", is_attentive=is_attentive
+        )
         self._opener = opener
         self._replacing = threading.Lock()
         self._number = 0

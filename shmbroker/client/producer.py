@@ -34,6 +34,10 @@ class Grantor(Protocol):
     def forget(self, user: Any) -> None:
         """It has been closed."""
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a child of fork(), where nothing of it may be used."""
+
 
 class Producer:
     """Sends batches to a topic. Made by ``Client.producer``. Thread-safe.
@@ -189,11 +193,15 @@ class Producer:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._grantor.is_foreign:
+            return
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         try:
-            self._flush(time.monotonic() + (self._timeout if timeout is None else timeout))
+            self._flush(deadline)
         finally:
             if self._linger is not None:
                 self._linger.stop()
+                self._linger.flush(deadline)  # of a submission that came in between
             self._grantor.forget(self)
 
     def __enter__(self) -> Self:

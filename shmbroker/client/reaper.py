@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shmbroker.client.ticket import FINISHED, Answer, Wake
-from shmbroker.errors import ErrorCode, LaneBroken
+from shmbroker.errors import ErrorCode, LaneBroken, ShmbrokerError
 from shmbroker.limits import DOORBELL_WAIT_MS_MAX
 from shmbroker.shm.doorbell import Doorbell
 from shmbroker.shm.lane import LaneClient
@@ -38,7 +38,10 @@ LOOK_AFTER_EVERY = 50
 class Reaper:
     """The reading side of a port. ``alive`` says whether the broker still is; ``retire`` is told of a lane's end."""
 
-    def __init__(self, alive: Callable[[], bool], retire: Callable[[LaneClient], None], name: str) -> None:
+    def __init__(
+        self, alive: Callable[[], bool], retire: Callable[[LaneClient], None], name: str, *, is_attentive: bool = False
+    ) -> None:
+        """``is_attentive``: the rescue thread waits on the bell itself, for programs whose threads do not (asyncio)."""
         self.condition = threading.Condition(threading.RLock())
         """Guards the state of every answer of this port; shared by all of them."""
         self.pending: dict[int, Answer[Any]] = {}
@@ -48,6 +51,9 @@ class Reaper:
         self.lead = threading.Lock()
         self.rescue_asleep = True
         """Whether a submitter has to wake the rescue thread."""
+        self.abandoned: ShmbrokerError | None = None
+        """Raised by every wait, once set: this is a child of fork(), where no lock can be trusted."""
+        self._is_attentive = is_attentive
         self._alive = alive
         self._retire = retire
         self._name = name
@@ -63,6 +69,8 @@ class Reaper:
     def wait_for(self, entry: Answer[Any], deadline: float | None) -> bool:
         """Waits until ``entry``, which is under way, settles. False where ``deadline`` passed first."""
         while entry._state != FINISHED:
+            if self.abandoned is not None:
+                raise self.abandoned
             if self.lead.acquire(blocking=False):
                 try:
                     in_time = self._lead_until(entry, deadline)
@@ -115,6 +123,8 @@ class Reaper:
 
     def wait_for_progress(self, deadline: float) -> bool:
         """Waits until something was reaped, or a slice is over. False where ``deadline`` has passed."""
+        if self.abandoned is not None:
+            raise self.abandoned
         wait_s = min(SLICE_S if self.pending else 0.001, deadline - time.monotonic())
         if wait_s <= 0:
             return False
@@ -241,15 +251,16 @@ class Reaper:
         while not self._stopped:
             turn = 0
             while self.pending and not self._stopped:
-                time.sleep(RESCUE_S)
                 turn += 1
-                if self.lead.acquire(blocking=False):
+                is_leader = self.lead.acquire(blocking=False)
+                if is_leader:
                     try:
-                        if not self.reap() and turn % LOOK_AFTER_EVERY == 0:
-                            self.look_after()
+                        self._rescue_all(turn)
                     finally:
                         self.give_up_lead()
                 self.run_callbacks()
+                if not (is_leader and self._is_attentive):
+                    time.sleep(RESCUE_S)
             with self.condition:
                 # Said before the look at pending: a submitter adds first and reads this after.
                 self.rescue_asleep = True
@@ -257,6 +268,18 @@ class Reaper:
                     self.rescue_asleep = False
                     continue
             self._rescue_wake.acquire()
+
+    def _rescue_all(self, turn: int) -> None:
+        """Holding the lead: reaps; an attentive thread waits for something to reap."""
+        bell = self.bell
+        if self.reap() or bell is None:
+            return
+        if self._is_attentive:
+            if not bell.wait(SLICE_S) or self.lane_closed():
+                self.look_after()
+            self.reap()
+        elif turn % LOOK_AFTER_EVERY == 0:
+            self.look_after()
 
     def stop(self) -> None:
         """Ends the rescue thread and the lane; what is still under way gets OutcomeUnknown."""

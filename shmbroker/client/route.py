@@ -129,6 +129,8 @@ class Route:
 
     def acquire(self, deadline: float) -> None:
         """Takes the lock. Raises BufferFull where another thread waits for room for longer than we may."""
+        if self.port.refusal is not None:
+            raise self.port.refusal  # before any lock: in a child of fork() it might be held for ever
         if not self.lock.acquire(blocking=False) and not self.lock.acquire(
             timeout=max(0.0, deadline - time.monotonic())
         ):

@@ -187,7 +187,7 @@ class Answer(Future[T]):
     def _wait(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._reaper.wait_for(self, deadline):
-            raise StillInFlight(f"{self._origin.name}: no answer within {timeout} s; it is still under way", self)
+            raise StillInFlight(f"{self._origin.name}: no answer in time; it is still under way", self)
 
     def _outcome(self) -> T:
         raise NotImplementedError
@@ -283,7 +283,7 @@ class Share(Ticket):
         while self.gathering is None and self._state != FINISHED:
             wait_s = WAIT_S_MAX if deadline is None else min(WAIT_S_MAX, deadline - time.monotonic())
             if wait_s <= 0:
-                raise StillInFlight(f"{self._origin.name}: not sent within {timeout} s (linger)", self)
+                raise StillInFlight(f"{self._origin.name}: not sent in time (linger)", self)
             wake = Wake()
             with self._condition:
                 is_parked = self.gathering is None and self.listen(wake)
