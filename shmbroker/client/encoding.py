@@ -95,10 +95,9 @@ def encode_batch(
     if isinstance(messages, str | bytes | bytearray | memoryview):
         raise InvalidMessage("a batch is a list of payloads: write [payload] for a single one")
     count = len(messages)
-    if count == 1 and headers is None and not wire_checksums:
-        return _encode_one(
-            messages[0], ids[0] or id_base if ids else id_base, origin_timestamp_us, producer_id, sequence
-        )
+    if count == 1 and headers is None and not wire_checksums and (ids is None or len(ids) == 1):
+        message_id = ids[0] or id_base if ids else id_base
+        return _encode_one(messages[0], message_id, origin_timestamp_us, producer_id, sequence)
     _check_count(count)
     lengths = _lengths_of(messages, count)
     words = _frame_words(count, id_base)
@@ -166,7 +165,10 @@ def encode_array(
 def _encode_one(
     message: Buffer, message_id: int, origin_timestamp_us: int, producer_id: int, sequence: int
 ) -> tuple[bytes, bytes]:
-    payload_length = len(message)
+    try:
+        payload_length = len(message)
+    except TypeError:
+        _refuse_type([message])
     if not 1 <= payload_length <= MESSAGE_PAYLOAD_SIZE_MAX:
         _check_payload_size(payload_length)
     frame_length = FRAME_HEADER_SIZE + payload_length

@@ -23,7 +23,8 @@ INCARNATION = bytes(range(0xA0, 0xB0))
 
 BATCH_HEADER = batch.BatchHeader(
     partition_id=3, base_offset=1_000_000_007, base_timestamp=1_767_225_600_000_001,
-    origin_timestamp=1_767_225_599_999_000, batch_length=256 + 48 * 2 + 11, batch_checksum=0, message_count=2, kind=batch.KIND_BATCH, flags=0,
+    origin_timestamp=1_767_225_599_999_000,
+    batch_length=256 + 48 * 2 + 11, batch_checksum=0, message_count=2, kind=batch.KIND_BATCH, flags=0,
     magic=batch.BATCH_MAGIC, record_length=376, log_position=4096, durable_position=2048, incarnation=INCARNATION,
     producer_id=0x1122334455667788, producer_sequence=9, content_checksum=0x8877665544332211,
 )  # fmt: skip
