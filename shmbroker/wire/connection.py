@@ -8,7 +8,7 @@ a view of the receiving buffer, which is left alone from then on, so that a batc
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -18,6 +18,10 @@ from shmbroker.wire.bodies import Reply, Request
 from shmbroker.wire.codes import BY_CODE, BY_OPERATION, PLAIN, CommandSpec
 from shmbroker.wire.commands import decode_reply, decode_request
 from shmbroker.wire.frame import (
+    COMMAND_EVICTION,
+    COMMAND_POSITION,
+    COMMAND_REPLY,
+    COMMAND_REQUEST,
     HEADER_SIZE,
     OPERATION_LOGIN,
     OPERATION_PLAIN,
@@ -46,6 +50,9 @@ class ConnectionFault(NamedTuple):
 
 class Receiver:
     """Collects bytes into frames. Use it as asyncio's BufferedProtocol does, or :meth:`feed` it."""
+
+    COMMANDS: ClassVar[frozenset[int]] = frozenset()
+    """What may stand in the header's command byte."""
 
     def __init__(self, frame_size_max: int) -> None:
         self.frame_size_max = frame_size_max
@@ -89,8 +96,11 @@ class Receiver:
 
     def next_frame(self) -> memoryview | ConnectionFault | None:
         """The next whole frame, or None until more bytes are there."""
-        if self.pending_size < SIZE_KNOWN_AT:
+        if self.pending_size <= COMMAND_POSITION:
             return None
+        # Before waiting for a body: a peer that is out of step would have us wait for what never comes.
+        if self._buffer[self._start + COMMAND_POSITION] not in self.COMMANDS:
+            return ConnectionFault("a frame of a kind that has no place here")
         size = frame_size_of(self._buffer, self._start)
         if size < HEADER_SIZE or size > self.frame_size_max:
             return ConnectionFault(f"a frame of {size} bytes; {HEADER_SIZE} to {self.frame_size_max} are allowed")
@@ -122,6 +132,8 @@ class Incoming(NamedTuple):
 
 class ServerConnection(Receiver):
     """The server's end. Feed it, take :meth:`next_request` until None, send what :meth:`reply` and its like return."""
+
+    COMMANDS = frozenset({COMMAND_REQUEST})
 
     def __init__(self, frame_size_max: int = CONTROL_FRAME_SIZE_MAX) -> None:
         super().__init__(frame_size_max)
@@ -201,6 +213,8 @@ class Answer(NamedTuple):
 
 class ClientConnection(Receiver):
     """The client's end. One request at a time: :meth:`request`, send, feed, :meth:`next_answer`."""
+
+    COMMANDS = frozenset({COMMAND_REPLY, COMMAND_EVICTION})
 
     def __init__(self, client: int, session: int = 0, frame_size_max: int = FRAME_SIZE_MAX) -> None:
         super().__init__(frame_size_max)

@@ -32,6 +32,8 @@ HEADER_SIZE: Final = 256
 SIZE_POSITION: Final = 48
 """Where the u32 of the frame's whole size stands."""
 SIZE_KNOWN_AT: Final = 52
+COMMAND_POSITION: Final = 60
+"""Where the one byte stands by which a header is recognised."""
 
 COMMAND_REQUEST: Final = 5
 COMMAND_REPLY: Final = 8

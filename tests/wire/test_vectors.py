@@ -70,7 +70,7 @@ def test_request(vector: dict[str, Any]) -> None:
     assert spec is not None
     request = decode_request(spec.code, body)
     assert not isinstance(request, ErrorCode)
-    assert request.CODE == vector["code"]
+    assert vector["code"] == request.CODE
     assert request.encode() == body
     assert leaves(request) == reference_leaves(vector["body"], vector["code"])
     # The server's connection understands it, and our client's would have sent the same.
