@@ -1,6 +1,6 @@
 """Group commit: the writes of several files, at once.
 
-A flush target is a log or an offset store. All targets are prepared first, their system calls run concurrently (they
+A flush target is a log or an offset store; one that has nothing to write drops out. All are prepared first, their system calls run concurrently (they
 release the interpreter), and each target is told how its own calls ended: one that failed poisons it alone. The first
 call runs on the loop's own thread, so that the usual group, one file, costs no hand-over.
 """
@@ -31,8 +31,10 @@ def flush_together(
     calls: list[tuple[FlushTarget, Callable[[], None]]] = []
     prepared: list[FlushTarget] = []
     for target in targets:
-        prepared.append(target)
-        calls += [(target, call) for call in target.prepare_flush(sync=sync)]
+        wanted = target.prepare_flush(sync=sync)
+        if wanted:
+            prepared.append(target)
+            calls += [(target, call) for call in wanted]
     failed = _run(calls, executor) if calls else {}
     if crash_points.ARMED and sync:
         crash_points.reach(crash_points.AFTER_GROUP_WRITE)

@@ -20,7 +20,7 @@ from shmbroker.storage.partition_log import JournalBudget, LogOptions, Partition
 from shmbroker.storage.runtime import Runtime
 
 ACTIVE_QUIET_US: Final = 5_000_000
-MAINTENANCE_INTERVAL_US: Final = 200_000
+MAINTENANCE_INTERVAL_US: Final = 1_000_000
 RETENTION_ROUND_US: Final = 30_000_000
 """Every partition with a limit is looked at in this time."""
 

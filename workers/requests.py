@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shmbroker.errors import ErrorCode, LaneBroken
+from collections.abc import Callable
+
+from shmbroker.errors import DiskFailed, ErrorCode, LaneBroken, NoSpace
 from shmbroker.formats.lane import (
     FLAG_AUTOMATIC,
     FLAG_SYNC,
@@ -80,18 +82,30 @@ def _serve_offset(
             complete(number, 0, 0, stored, log.committed_offset)
     elif kind == REQUEST_STORE_OFFSET:
         automatic = bool(flags & FLAG_AUTOMATIC)
-        end_offset = log.committed_offset
-        status = log.offsets.store(key, offset, now_us, automatic=automatic, end_offset=end_offset)
+        status = _change(
+            lambda: log.offsets.store(key, offset, now_us, automatic=automatic, end_offset=log.committed_offset)
+        )
+        if automatic and not status:
+            pending.automatic[log] = None
         if status or automatic:
-            if automatic and not status:
-                pending.automatic[log] = None
             complete(number, status, 0, 0, 0)
         else:
             pending.offset_stores.append((lane.server, number, log))
     else:
         assert kind == REQUEST_DELETE_OFFSET
-        status = log.offsets.delete(key, now_us)
+        status = _change(lambda: log.offsets.delete(key, now_us))
         if status:
             complete(number, status, 0, 0, 0)
         else:
             pending.offset_stores.append((lane.server, number, log))
+
+
+def _change(change: Callable[[], int]) -> int:
+    """The status of a change of a stored offset. One that needs a new file may meet the disk; the store is poisoned
+    then, and says so to every later request."""
+    try:
+        return change()
+    except DiskFailed:
+        return ErrorCode.CANNOT_WRITE_TO_FILE
+    except NoSpace:
+        return ErrorCode.DISK_FULL

@@ -1,9 +1,9 @@
 """A broker of one's own: its front runs as a child of this program, and stops with it.
 
-``with shmbroker.embedded(path) as broker:`` starts the front with exec, waits until clients can connect, starts it again
-should it die, and at the end of the block has it write everything and end. The front watches this process (through a
-process descriptor, which tells of any death, SIGKILL included, and which no child of this process can keep alive): when
-the program ends, however it ends, the broker drains and exits by itself.
+``with shmbroker.embedded(path) as broker:`` starts the front with exec, waits until clients can connect, starts it
+again should it die, and at the end of the block has it write everything and end. The front watches this process
+(through a process descriptor, which tells of any death, SIGKILL included, and which no child of this process can keep
+alive): when the program ends, however it ends, the broker drains and exits by itself.
 
 Owned by the thread that entered it; one thread of its own waits for the front to die, another reads what it says.
 """
@@ -118,6 +118,7 @@ class Embedded:
         if self._keeper is not None:
             self._keeper.join(timeout)
         process = self._process
+        assert process is not None
         if process.poll() is None:
             process.terminate()
         try:

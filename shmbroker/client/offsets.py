@@ -16,6 +16,7 @@ from shmbroker.formats.lane import (
     REQUEST_DELETE_OFFSET,
     REQUEST_GET_OFFSET,
     REQUEST_STORE_OFFSET,
+    pack_key,
 )
 from shmbroker.formats.offsets import KEY_CONSUMER, KEY_GROUP, name_key, number_key
 from shmbroker.limits import NAME_SIZE_MAX, U32_MAX, U64_MAX
@@ -52,7 +53,8 @@ def ask(
 ) -> Reply:
     """Puts an offset request into the lane; the caller waits for the reply, now or at its next visit."""
     reply = Reply(port.reaper, origin)
-    port.offer(reply, kind, flags, log_id, argument, (key,), len(key), deadline, True)
+    body = pack_key(key)
+    port.offer(reply, kind, flags, log_id, argument, (body,), len(body), deadline, True)
     return reply
 
 

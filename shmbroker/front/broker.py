@@ -128,9 +128,9 @@ class Broker:
         limit = self._journal_memory_limit if self._journal_memory_limit is not None else (free + used) // JOURNAL_SHARE
         if limit < least or limit > free + used:
             raise Unavailable(
-                f"runtime directory {self.places.runtime}: its file system has {(free + used) // MIB} MiB for ring"
-                f" journals; {self._worker_count} workers need a journal_memory_limit of at least {least // MIB} MiB and"
-                f" at most what is free, and it is {limit // MIB} MiB: make the file system larger, or set another limit"
+                f"runtime directory {self.places.runtime}: too small: its file system has {(free + used) // MIB} MiB"
+                f" for ring journals; {self._worker_count} workers need a journal_memory_limit from {least // MIB} MiB"
+                f" to what is free, and it is {limit // MIB} MiB: make the file system larger, or set another limit"
             )
         return limit // self._worker_count
 
