@@ -127,8 +127,9 @@ class LaneClient:
         self._end = REQUESTS_POSITION + self.request_size
         self._place = REQUESTS_POSITION  # in the region, of the next request
         self._head = 0
-        self._tail = 0  # request_tail as last seen
+        self._head_max = self.request_size  # request_tail as last seen, and the size of the ring
         self._offered = 0
+        self._offered_max = LANE_IN_FLIGHT_MAX  # completions taken, and as many as may be in flight
         self._completed = 0
         if shared.load(region.words, WORD_REQUEST_HEAD):
             raise LaneBroken("lane: another client has used it")
@@ -149,47 +150,52 @@ class LaneClient:
         Does not ring: call :meth:`ring` once after a group. ``request_number`` is not 0. A body that is no multiple
         of 8 is padded with zeros, and the worker sees them. Raises BatchTooLarge above ``body_length_max``.
         """
-        length = (body_length + 39) & -8  # REQUEST_SIZE + body, aligned
         if body_length > self.body_length_max:
             raise BatchTooLarge(f"a body of {body_length} bytes in a lane that takes {self.body_length_max}")
+        length = (body_length + 39) & -8  # REQUEST_SIZE + body, aligned
         place = self._place
-        gap = self._end - place
         head = self._head + length
-        if length > gap:
-            head += gap  # a SKIP fills the end
-        if head - self._tail > self.request_size and not self._has_space(head):
+        if place + length > self._end:
+            head += self._end - place  # a SKIP fills the end
+        if (head > self._head_max and not self._has_space(head)) or self._offered >= self._offered_max:
             return False
-        if self._offered - self._completed >= LANE_IN_FLIGHT_MAX:
-            return False
+        if place + length > self._end:
+            place = self._skip(place)
         mapping = self._mapping
-        if length > gap:
-            if gap:
-                REQUEST_WORD.pack_into(mapping, place, gap, REQUEST_SKIP, 0)
-            place = REQUESTS_POSITION
         REQUEST.pack_into(mapping, place, length, kind, flags, request_number, log_id, argument)
         start = place + 32  # REQUEST_SIZE
+        end = start + body_length
         for buffer in buffers:
-            end = start + len(buffer)
-            mapping[start:end] = buffer
-            start = end
-        if start != place + 32 + body_length:
-            raise AssertionError(f"the buffers add up to {start - place - 32} bytes, not to {body_length}")
+            next_start = start + len(buffer)
+            mapping[start:next_start] = buffer
+            start = next_start
+        if start != end:
+            raise AssertionError(f"the buffers add up to {start - end + body_length} bytes, not to {body_length}")
         place += length
-        if start != place:
-            mapping[start:place] = bytes(place - start)
+        if end != place:
+            mapping[end:place] = bytes(place - end)
         self._place = place
         self._head = head
         self._offered += 1
         self._words[WORD_REQUEST_HEAD] = head  # SYNC request
         return True
 
+    def _skip(self, place: int) -> int:
+        """Fills the end of the ring with a SKIP, which is published with the request after it. Returns the start."""
+        gap = self._end - place
+        if gap:
+            REQUEST_WORD.pack_into(self._mapping, place, gap, REQUEST_SKIP, 0)
+        return REQUESTS_POSITION
+
     def _has_space(self, head: int) -> bool:
         """Looks again at how far the worker is. ``head`` is what it would be after the request."""
         tail: int = self._words[WORD_REQUEST_TAIL]  # SYNC space
-        if not self._tail <= tail <= self._head:
-            raise LaneBroken(f"lane: request_tail is {tail}, after {self._tail}, with {self._head} published")
-        self._tail = tail
-        return head - tail <= self.request_size
+        if not self._head_max - self.request_size <= tail <= self._head:
+            raise LaneBroken(
+                f"lane: request_tail is {tail}, after {self._head_max - self.request_size}, with {self._head} published"
+            )
+        self._head_max = tail + self.request_size
+        return head <= self._head_max
 
     def ring(self) -> None:
         """Wakes the worker. Once after each group of offers."""
@@ -214,6 +220,7 @@ class LaneClient:
             end -= _COMPLETIONS_END - COMPLETIONS_POSITION
             records += COMPLETION.iter_unpack(self._view[COMPLETIONS_POSITION:end])
         self._completed = head
+        self._offered_max = head + LANE_IN_FLIGHT_MAX
         self._words[WORD_COMPLETION_TAIL] = head  # SYNC slot
         return records
 
