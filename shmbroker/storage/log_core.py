@@ -1,7 +1,7 @@
 """The state of an open log, and everything of it that does not happen on every append.
 
-:class:`LogCore` is what :class:`~shmbroker.storage.partition_log.PartitionLog` is built on. It owns the positions, makes
-room for the next record (segment, ring, allocation, reservation), writes the ring to the segment and moves the words
+:class:`LogCore` is what :class:`~shmbroker.storage.partition_log.PartitionLog` is built on. It owns the positions,
+makes room for the next record (segment, ring, allocation, reservation), writes the ring to the segment and moves the words
 that readers follow. Written from the worker's thread alone.
 
 Positions, always durable <= file <= end:
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from shmbroker.errors import DiskFailed, ErrorCode, NoSpace
 from shmbroker.formats import control as words
-from shmbroker.formats.batch import filler_length, pack_filler
+from shmbroker.formats.batch import CHECKSUM_POSITION, HEADER_SIZE, filler_length, pack_filler
 from shmbroker.formats.control import COUNTER, State
 from shmbroker.formats.index import IndexEntry
 from shmbroker.limits import (
@@ -68,8 +68,8 @@ class LogOptions:
 
 
 class LogCore:
-    """Fields of an open log. ``_room_end``, ``_record_max``, ``_roll_at`` and ``_reserve_at`` are the four bounds within
-    which an append needs nothing but the ring: all are 0 where something has to be done first."""
+    """Fields of an open log. ``_room_end``, ``_record_max``, ``_roll_at`` and ``_reserve_at`` are the bounds within which
+    an append needs nothing but the ring: all are 0 where something has to be done first."""
 
     def __init__(
         self, disk: Disk, runtime: Runtime, budget: JournalBudget, directory: str, log_id: int, partition_id: int,
@@ -83,6 +83,9 @@ class LogCore:
         self.reason = ""
         self.error = 0
         self.visible_moved = False
+        self._raw = bytearray(HEADER_SIZE)
+        """The header that is being checked and stamped, out of the producer's reach."""
+        self._raw_body = memoryview(self._raw)[:CHECKSUM_POSITION]
         self._begin_incarnation(superblock.current.incarnation)
 
     def _begin_incarnation(self, incarnation: bytes) -> None:
@@ -103,6 +106,7 @@ class LogCore:
         self._end = self._file_position = self._durable_position = self._visible_position = 0
         self._last_timestamp = 0
         self._next_entry_position = 0
+        self._overwrite_end = 0
         self._ring: RingJournal | None = None
         self._flushing: tuple[int, int, bool] | None = None
         self._quiet_end = -1
@@ -254,7 +258,7 @@ class LogCore:
         control[words.WORD_RING_GENERATION_LAST] = generation
         control[words.WORD_RING_SIZE] = size
         control[words.WORD_RING_BASE] = self._end
-        control[words.WORD_OVERWRITE_END] = self._end
+        self._overwrite_end = control[words.WORD_OVERWRITE_END] = max(self._end, self._overwrite_end)
         control[words.WORD_RING_GENERATION] = generation
         control[words.WORD_CLOSED] = 0
         self._ring = ring
@@ -273,7 +277,8 @@ class LogCore:
                 self.partition_id, self.committed_offset, max(self._last_timestamp, now_us), self._end,
                 self._durable_position, self.incarnation,
             )  # fmt: skip
-            self.control[words.WORD_OVERWRITE_END] = end
+            if end > self._overwrite_end:
+                self._overwrite_end = self.control[words.WORD_OVERWRITE_END] = end
             ring.put(self._end, filler)
             self._end = end
         if self._file_position < self._end:
@@ -391,7 +396,7 @@ class LogCore:
             raise DiskFailed(self.reason)
 
     def _show(self, position: int, offset: int) -> None:
-        """Moves what readers follow. SYNC visible: pairs with LogReader.read; the offset first, readers load it last."""
+        """Moves what readers follow. SYNC visible: pairs with LogReader.read. Offset first; readers load it last."""
         if position > self._visible_position:
             self._visible_position, self._visible_offset = position, offset
             self.control[words.WORD_VISIBLE_OFFSET] = offset

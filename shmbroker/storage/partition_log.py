@@ -17,7 +17,6 @@ stamped and with its checksum: until then nothing of the record is a record (see
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import Executor
 from struct import Struct
 from typing import Final
@@ -30,18 +29,18 @@ from shmbroker.formats.batch import (
     BATCH_MAGIC,
     CHECKSUM,
     CHECKSUM_POSITION,
+    FLAGS_KNOWN,
+    FRAME_HEADER_SIZE,
     FRAME_INDEX_ENTRY_SIZE,
     HEADER,
     HEADER_RESERVED,
     HEADER_SIZE,
     KIND_BATCH,
     BatchHeader,
-    shape_fault,
 )
 from shmbroker.formats.control import COUNTER, State
 from shmbroker.formats.lane import FLAG_DUPLICATE
-from shmbroker.limits import BATCH_SIZE_MAX, PAGE_SIZE
-from shmbroker.storage.deduplication import TOO_OLD
+from shmbroker.limits import BATCH_MESSAGE_COUNT_MAX, BATCH_SIZE_MAX, PAGE_SIZE
 from shmbroker.storage.disk import Disk
 from shmbroker.storage.examination import Examination, examine
 from shmbroker.storage.journal import ZEROS, JournalBudget
@@ -93,7 +92,7 @@ class PartitionLog(LogCore):
         cls, disk: Disk, runtime: Runtime, budget: JournalBudget, directory: str, log_id: int, partition_id: int,
         options: LogOptions, *, instance: int, now_us: int, executor: Executor,
     ) -> PartitionLog:  # fmt: skip
-        """Recovers and opens. ``instance`` is the run of the broker: a partition that was poisoned in the same run opens
+        """Recovers and opens. ``instance`` is the run of the broker: a partition poisoned in the same run opens
         poisoned. Raises Corrupt (refused: the control block says so), NoSpace or DiskFailed."""
         superblock = SuperblockFile.open(disk, directory, log_id)
         try:
@@ -170,7 +169,7 @@ class PartitionLog(LogCore):
         self._visible_offset = self.control[words.WORD_VISIBLE_OFFSET]
 
     def _take_over(self, opened: Opened) -> None:
-        """The log is whole, durable and closed: says so on disk, then in the control block, then drops the old rings."""
+        """The log is whole, durable and closed: says so on disk, then in the control block, then drops old rings."""
         self._end = self._file_position = self._durable_position = opened.end_position
         self.committed_offset = self._file_offset = self._durable_offset = opened.next_offset
         self._last_timestamp = opened.last_timestamp
@@ -230,59 +229,74 @@ class PartitionLog(LogCore):
         size = len(record)
         if not HEADER_SIZE < size <= BATCH_SIZE_MAX:
             return (ErrorCode.BATCH_TOO_LARGE if size > HEADER_SIZE else ErrorCode.INVALID_FORMAT), 0, 0
-        raw = bytearray(record[:HEADER_SIZE])
-        fields = HEADER.unpack_from(raw)
-        if CHECKSUM.unpack_from(raw, CHECKSUM_POSITION)[0] != crc32c(raw[:CHECKSUM_POSITION]):
+        raw = self._raw
+        raw[:] = record[:HEADER_SIZE]
+        header: BatchHeader = tuple.__new__(BatchHeader, HEADER.unpack_from(raw))
+        (
+            _, _, _, _, batch_length, _, count, kind, flags, magic, length, _, _, _, producer_id, sequence, _,
+        ) = header  # fmt: skip
+        # The checks of formats.batch.shape_fault for a record of which nothing but `size` bytes exists.
+        if (
+            magic != BATCH_MAGIC
+            or kind != KIND_BATCH
+            or flags & ~FLAGS_KNOWN
+            or not 0 < count <= BATCH_MESSAGE_COUNT_MAX
+            or not batch_length + 4 * count + 7 & -8 == length == size
+            or batch_length <= HEADER_SIZE + FRAME_HEADER_SIZE * count
+            or raw[HEADER.size : CHECKSUM_POSITION] != HEADER_RESERVED
+        ):
+            return ErrorCode.INVALID_FORMAT, 0, 0
+        if crc32c(self._raw_body) != CHECKSUM.unpack_from(raw, CHECKSUM_POSITION)[0]:
             return ErrorCode.INVALID_BATCH_CHECKSUM, 0, 0
-        header: BatchHeader = tuple.__new__(BatchHeader, fields)
-        if header.kind != KIND_BATCH or header.magic != BATCH_MAGIC or header.record_length != size:
-            return ErrorCode.INVALID_FORMAT, 0, 0
-        if shape_fault(header, size) is not None or raw[HEADER.size : CHECKSUM_POSITION] != HEADER_RESERVED:
-            return ErrorCode.INVALID_FORMAT, 0, 0
-        count, producer_id = header.message_count, header.producer_id
         if producer_id:
-            known = self.windows.find(producer_id, header.producer_sequence)
-            if known is not None and self.state is State.OPEN:
-                if known is TOO_OLD:
-                    return ErrorCode.REQUEST_ALREADY_APPLIED, 0, 0
-                return 0, known[0], known[1] | FLAG_DUPLICATE
-        position = self._end
+            answer = self._known(producer_id, sequence)
+            if answer is not None:
+                return answer
+        position, offset = self._end, self.committed_offset
         end = position + size
-        offset = self.committed_offset
-        if end > self._room_end or size > self._record_max or position >= self._roll_at or (
-            offset + count > self._reserve_at
-        ):  # fmt: skip
-            if self.state is not State.OPEN:
-                return self._refusal(), 0, 0
-            status = self._make_room(size, count, now_us)
+        if (
+            end > self._room_end
+            or size > self._record_max
+            or position >= self._roll_at
+            or offset + count > self._reserve_at
+        ):
+            status = self._make_room(size, count, now_us) if self.state is State.OPEN else self._refusal()
             if status:
                 return status, 0, 0
             position = self._end
             end = position + size
         ring = self._ring
         assert ring is not None
-        self.control[words.WORD_OVERWRITE_END] = end + 2 * PAGE_SIZE - 1 & -PAGE_SIZE
+        # The page of zeros behind the record is counted in: a flush fills the last page up.
+        # It never goes back, not even after a record that was refused once it stood in the ring (rule 6).
+        overwrite_end = (end + PAGE_SIZE - 1) & -PAGE_SIZE
+        if overwrite_end > self._overwrite_end:
+            self._overwrite_end = self.control[words.WORD_OVERWRITE_END] = overwrite_end
         index = position & ring.mask
         content_length = header.batch_length - HEADER_SIZE + FRAME_INDEX_ENTRY_SIZE * count
-        if index + size <= ring.size:
+        wraps = index + size > ring.size
+        if wraps:
+            body = memoryview(bytearray(record[HEADER_SIZE:]))
+        else:
             body = ring.data[index + HEADER_SIZE : index + size]
             body[:] = record[HEADER_SIZE:]
-        else:
-            body = memoryview(bytearray(record[HEADER_SIZE:]))
-        fault = content_fault(header, body[:content_length])
-        if fault is not None:
-            return fault, 0, 0
-        if len(body) != content_length:
-            body[content_length:] = ZEROS[: len(body) - content_length]
-        timestamp = self._last_timestamp = now_us if now_us > self._last_timestamp else self._last_timestamp
+        content_error = content_fault(header, body[:content_length])
+        if content_error is not None:
+            return content_error, 0, 0
+        padding = size - HEADER_SIZE - content_length
+        if padding:
+            body[content_length:] = ZEROS[:padding]
+        timestamp = self._last_timestamp
+        if now_us > timestamp:
+            timestamp = self._last_timestamp = now_us
         STAMP_FIRST.pack_into(raw, 0, self.partition_id, offset, timestamp)
         STAMP_SECOND.pack_into(raw, STAMP_SECOND_POSITION, position, self._durable_position, self.incarnation)
-        CHECKSUM.pack_into(raw, CHECKSUM_POSITION, crc32c(raw[:CHECKSUM_POSITION]))
-        if index + size <= ring.size:
-            ring.data[index : index + HEADER_SIZE] = raw
-        else:
+        CHECKSUM.pack_into(raw, CHECKSUM_POSITION, crc32c(self._raw_body))
+        if wraps:
             ring.put(position + HEADER_SIZE, body)
             ring.put(position, raw)
+        else:
+            ring.data[index : index + HEADER_SIZE] = raw
         self._end = end
         self.committed_offset = offset + count
         self._message_count += count
@@ -291,8 +305,19 @@ class PartitionLog(LogCore):
         if position >= self._next_entry_position:
             self._add_entry(offset, timestamp, position)
         if producer_id:
-            self.windows.record(producer_id, header.producer_sequence, offset, count)
+            self.windows.record(producer_id, sequence, offset, count)
         return 0, offset, count
+
+    def _known(self, producer_id: int, sequence: int) -> tuple[int, int, int] | None:
+        """The answer to a batch that this producer sent before (rule 7), else None."""
+        known = self.windows.find(producer_id, sequence)
+        if known is None or self.state is not State.OPEN:
+            return None
+        if isinstance(known, tuple):
+            self._counters["duplicates"] += 1
+            self.control[COUNTER["duplicates"]] = self._counters["duplicates"]
+            return 0, known[0], known[1] | FLAG_DUPLICATE
+        return ErrorCode.REQUEST_ALREADY_APPLIED, 0, 0
 
     def _refusal(self) -> int:
         if self.state is State.POISONED:
@@ -325,8 +350,8 @@ class PartitionLog(LogCore):
     # --- upkeep ---------------------------------------------------------------------------------------------------
 
     def maintain(self, now_us: int) -> None:
-        """To be called every second or so, between passes: gives the ring back when it was quiet since the last call and
-        all is written, which also makes the mark durable; deletes what retention says."""
+        """To be called every second or so, between passes: gives the ring back when it was quiet since the last call
+        and all is written, which also makes the mark durable; deletes what retention says."""
         if self.state is not State.OPEN or self._flushing is not None:
             return
         if self._ring is not None and self._end == self._quiet_end and not self.dirty:
@@ -344,7 +369,7 @@ class PartitionLog(LogCore):
         self.control[COUNTER["bytes_retained"]] = self.segments.size
 
     def delete_segments(self, count: int) -> int:
-        """Deletes up to ``count`` of the oldest sealed segments, durably; how many went. The newest is never deleted."""
+        """Deletes up to ``count`` of the oldest sealed segments, durably; how many went. The newest never goes."""
         count = min(count, len(self.segments.deletable()))
         if count <= 0 or self.state is not State.OPEN:
             return 0
@@ -367,8 +392,8 @@ class PartitionLog(LogCore):
         self.options = options
 
     def purge(self, now_us: int) -> int:
-        """Everything goes and offsets begin at 0 again; 0 or a status. ``offsets``, ``control``, ``incarnation`` are new
-        objects after it; readers of the old control block see REPLACED (rule 14)."""
+        """Everything goes and offsets begin at 0 again; 0 or a status. ``offsets``, ``control``, ``incarnation`` are
+        new objects after it; readers of the old control block see REPLACED (rule 14)."""
         if self.state is not State.OPEN:
             return self._refusal()
         assert self._flushing is None
@@ -450,7 +475,7 @@ class PartitionLog(LogCore):
         self._set_bounds()
 
     def remove(self) -> None:
-        """Deletes the partition: readers see DELETED; ring, control block, files and directory go. Raises DiskFailed."""
+        """Deletes the partition: readers see DELETED; ring, control block and directory go. Raises DiskFailed."""
         self.abandon()
         self._publish_state(State.DELETED, int(ErrorCode.PARTITION_REPLACED))
         self._retire_runtime(self.incarnation, State.DELETED)
@@ -480,5 +505,5 @@ class PartitionLog(LogCore):
             "messages": self.segments.message_count,
             "ring_size": self._ring.size if self._ring is not None else 0,
             "direct_io": bool(self.control[COUNTER["direct_io"]]),
-            **{name: count for name, count in self._counters.items() if name not in ("messages", "bytes", "direct_io")},
+            "counters": {name: self.control[word] for name, word in COUNTER.items()},
         }

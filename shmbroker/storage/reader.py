@@ -396,6 +396,9 @@ class LogReader:
         position = self._position
         if ring is None or position < ring.base:
             return None
+        if self._reseated and position < self._words[WORD_STABLE_POSITION]:
+            # A copy of the ring was bad: what is in the files decides whether that is damage.
+            return None
         spare = position + ring.size - self._words[WORD_OVERWRITE_END]
         if spare < ring.size // RING_SLACK_DIVISOR or length > ring.size:
             return None
