@@ -23,14 +23,14 @@ from uuid import UUID
 from shmbroker.errors import DiskFailed, NoSpace
 from shmbroker.formats.control import CONTROL_SIZE
 from shmbroker.limits import PAGE_SIZE
+from shmbroker.storage.disk import DIRECTORY_MODE, FILE_MODE, NO_SPACE_ERRORS
 
 LOGS_DIRECTORY: Final = "logs"
 CONTROL_SUFFIX: Final = ".control"
 RING_SUFFIX: Final = ".ring-"
 UNFINISHED_SUFFIX: Final = ".new"
 INCARNATION_SIZE: Final = 16
-FILE_MODE: Final = 0o600
-DIRECTORY_MODE: Final = 0o700
+NO_MEMORY_ERRORS: Final = NO_SPACE_ERRORS | {errno.ENOMEM}
 
 
 class Runtime(Protocol):
@@ -166,7 +166,7 @@ class RuntimeDirectory:
                 os.close(fd)
         except OSError as error:
             self._remove(name + UNFINISHED_SUFFIX)
-            kind = NoSpace if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM) else DiskFailed
+            kind = NoSpace if error.errno in NO_MEMORY_ERRORS else DiskFailed
             raise kind(f"{path}: cannot allocate {size} bytes of shared memory: {error.strerror}") from error
         return memoryview(mapping)
 
