@@ -16,8 +16,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Annotated, NamedTuple
 
 import typer
@@ -76,14 +77,14 @@ class Run:
 
 @dataclass
 class Crash:
-    """What the kill did: counts of messages, but for the last two."""
+    """What the kill did: counts of messages; the processes killed; the time until clients could connect again."""
 
     acknowledged: int = 0
     recovered: int = 0
     in_doubt: int = 0
     in_doubt_recovered: int = 0
     invented: int = 0
-    killed_count: int = 0
+    killed: list[int] = field(default_factory=list)
     restart_seconds: float = 0.0
 
     @property
@@ -138,8 +139,9 @@ def demo(
         pieces = list(read_pieces(Path(sysconfig.get_paths()["stdlib"]), messages))
         count, total_hash = counted(pieces), sum_of(piece.hash for piece in pieces)
         say(f"  {count:,} lines of {len({piece.key for piece in pieces}):,} files, in {len(pieces):,} batches.")
-        replicated = run_replicated(directory, pieces)
-        persisted, crash = run_persisted(directory, pieces)
+        with shmbroker.embedded(directory) as broker:
+            replicated = run_replicated(broker, pieces)
+            persisted, crash = run_persisted(broker, pieces)
     whole = all((run.consumed_count, run.consumed_hash) == (count, total_hash) for run in (replicated, persisted))
     report(count, (replicated, persisted), crash, whole)
     if crash.lost or crash.invented or not whole:
@@ -172,10 +174,10 @@ def read_pieces(root: Path, count_max: int) -> Iterator[Piece]:
                 yield Piece(str(path.relative_to(root)), part, sum_of(map(xxh3_64_intdigest, part)))
 
 
-def run_replicated(directory: Path, pieces: Sequence[Piece]) -> Run:
+def run_replicated(broker: Embedded, pieces: Sequence[Piece]) -> Run:
     say("replicated: a batch is acknowledged when it is in the journal, in shared memory.")
     run = Run("replicated")
-    with shmbroker.embedded(directory), connect(directory) as client:
+    with broker.connect() as client:
         client.create_stream(STREAM)
         create_topic(client, run)
         with client.producer(STREAM, run.durability, max_in_flight=IN_FLIGHT_MAX) as producer:
@@ -185,17 +187,17 @@ def run_replicated(directory: Path, pieces: Sequence[Piece]) -> Run:
     return run
 
 
-def run_persisted(directory: Path, pieces: Sequence[Piece]) -> tuple[Run, Crash]:
+def run_persisted(broker: Embedded, pieces: Sequence[Piece]) -> tuple[Run, Crash]:
     say("persisted: a batch is acknowledged when it is on stable storage.")
     run, crash = Run("persisted"), Crash()
-    with shmbroker.embedded(directory) as broker, connect(directory) as client:
+    with broker.connect() as client:
         create_topic(client, run)
         producer = client.producer(STREAM, run.durability, max_in_flight=IN_FLIGHT_MAX)
-        sending, sent = produce(producer, run, pieces, kill=lambda: kill(broker, client, crash))
+        sending, sent = produce(producer, run, pieces, kill=lambda: kill(broker, crash))
     started = time.monotonic()
-    with shmbroker.embedded(directory), connect(directory) as client:
+    with reconnected(broker, crash) as client:
         crash.restart_seconds = time.monotonic() - started
-        say(f"  restarted in {crash.restart_seconds:.2f} s; looking for every acknowledged message.")
+        say(f"  Started again after {crash.restart_seconds:.2f} s; looking for every acknowledged message.")
         found = read_back(client, Run(run.durability), counted(pieces[:sent]))
         again = judge(crash, sending.acknowledged, sending.in_doubt, found)
         with client.producer(STREAM, run.durability, max_in_flight=IN_FLIGHT_MAX) as producer:
@@ -205,8 +207,13 @@ def run_persisted(directory: Path, pieces: Sequence[Piece]) -> tuple[Run, Crash]
     return run, crash
 
 
-def connect(directory: Path) -> Client:
-    return shmbroker.connect(f"shm://{directory}")
+def reconnected(broker: Embedded, crash: Crash) -> Client:
+    """A client of the broker that was started again: its front is another process than the one killed."""
+    deadline = time.monotonic() + WAIT_S
+    pause = Event()
+    while broker.pid in crash.killed and time.monotonic() < deadline:
+        pause.wait(0.01)
+    return broker.connect(timeout=WAIT_S)
 
 
 def create_topic(client: Client, run: Run) -> None:
@@ -259,13 +266,12 @@ def read_back(client: Client, run: Run, total: int) -> Hashes:
     return found
 
 
-def kill(broker: Embedded, client: Client, crash: Crash) -> None:
-    """SIGKILL for every process of the broker, workers and front."""
-    processes = broker.process_ids()
-    for process_id in processes:
+def kill(broker: Embedded, crash: Crash) -> None:
+    """SIGKILL for every process of the broker, front and workers."""
+    crash.killed = broker.process_ids()
+    for process_id in crash.killed:
         os.kill(process_id, signal.SIGKILL)
-    crash.killed_count = len(processes)
-    say(f"  SIGKILL to all {len(processes)} processes of the broker, with batches in flight.")
+    say(f"  SIGKILL to all {len(crash.killed)} processes of the broker, with batches in flight.")
 
 
 def judge(

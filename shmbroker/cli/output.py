@@ -70,6 +70,7 @@ def print_done(sentence: str, facts: Mapping[str, Any], *, as_json: bool) -> Non
         print_json(dict(facts))
     else:
         sys.stdout.write(sentence + "\n")
+        sys.stdout.flush()
 
 
 def print_note(text: str) -> None:

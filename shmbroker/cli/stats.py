@@ -9,7 +9,10 @@ from shmbroker.cli import output
 from shmbroker.cli.connection import DATA_DEFAULT, Data, connected
 from shmbroker.cli.output import Json
 
-WORKER_COLUMNS = {"worker": "Worker", "pid": "Process", "state": "State", "restarts": "Restarts"}
+WORKER_COLUMNS = {
+    "worker": "Worker", "pid": "Process", "state": "State", "restarts": "Restarts", "uptime_s": "Up (s)",
+    "processor_s": "Processor (s)", "memory": "Memory", "lanes": "Lanes",
+}  # fmt: skip
 PARTITION_COLUMNS = {
     "name": "Partition", "worker": "Worker", "durability": "Durability", "state": "State", "messages": "Messages",
     "size": "Size", "first_offset": "First offset", "committed_offset": "Next offset",
@@ -29,9 +32,10 @@ def stats(data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     if as_json:
         output.print_json(facts)
         return
-    alone = {key: value for key, value in facts.items() if not isinstance(value, list | Mapping)}
-    output.print_properties(alone, as_json=False)
-    output.print_rows(facts["workers"], WORKER_COLUMNS, as_json=False, empty="No workers.")
+    broker = {**facts["broker"], "memory_max": output.size_text(facts["broker"]["memory_max"])}
+    output.print_properties(broker, as_json=False)
+    workers = [{**worker, "memory": output.size_text(worker.get("memory_max", 0))} for worker in facts["workers"]]
+    output.print_rows(workers, WORKER_COLUMNS, as_json=False, empty="No workers.")
     rows = [partition_row(partition) for partition in facts["partitions"]]
     output.print_rows(rows, PARTITION_COLUMNS, as_json=False, empty="No partitions yet.")
     for partition in facts["partitions"]:
