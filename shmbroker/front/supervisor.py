@@ -206,7 +206,7 @@ class Worker:
             with suppress(FileNotFoundError):
                 os.unlink(self.doorbell_path)
         self.doorbell_path = f"{places.runtime}/{DOORBELLS_DIRECTORY}/worker-{self.number}-{self.generation}"
-        doorbell = NamedDoorbell.create(self.doorbell_path, prefix)
+        doorbell = NamedDoorbell.create(self.doorbell_path)
         region = create_lane(CONTROL_LANE_SIZE, 0)
         completion = EventDoorbell.create()
         front_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

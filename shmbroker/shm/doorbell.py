@@ -148,13 +148,13 @@ class NamedDoorbell(_PipeDoorbell):
     """A doorbell that others open by its path, or by a name that lives as long as a handover."""
 
     @classmethod
-    def create(cls, path: str, prefix: str = "") -> NamedDoorbell:
+    def create(cls, path: str) -> NamedDoorbell:
         """A new doorbell at ``path``, which is free (FileExistsError) and in a directory of ours."""
         os.mkfifo(path, 0o600)
         return cls.open(path)
 
     @classmethod
-    def open(cls, path: str, prefix: str = "") -> NamedDoorbell:
+    def open(cls, path: str) -> NamedDoorbell:
         """Opens the doorbell at ``path``.
 
         Raises FileNotFoundError where it is gone (its worker was replaced), Unavailable where it is something else.
@@ -180,9 +180,6 @@ class NamedDoorbell(_PipeDoorbell):
     def open_named(cls, name: str) -> NamedDoorbell:
         """Opens the doorbell of this name. Raises FileNotFoundError where there is none."""
         return cls.open(path_of(name))
-
-
-SemaphoreDoorbell = NamedDoorbell
 
 
 def path_of(name: str) -> str:
