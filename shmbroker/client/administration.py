@@ -18,7 +18,7 @@ from shmbroker.client.lanes import Port
 from shmbroker.client.offsets import consumer_key, delete_stored, get_stored, store
 from shmbroker.core.options import OptionValue, option_values
 from shmbroker.errors import ErrorCode, error_from
-from shmbroker.wire import local, messages, streams, system, topics
+from shmbroker.wire import groups, local, messages, streams, system, topics
 from shmbroker.wire.bodies import Request
 from shmbroker.wire.primitives import Identifier
 
@@ -203,8 +203,8 @@ class Administration:
         timeout: Seconds = TIMEOUT_S,
     ) -> int | None:
         """The offset of the last message that this consumer (or group) stored as processed, or None."""
-        key = consumer_key(name, id, group)
         deadline = deadline_of(timeout)
+        key = self._consumer_key(stream, topic, name, id, group, deadline)
         return get_stored(*self._open_offsets(stream, topic, partition, deadline), key, deadline)
 
     def set_consumer_offset(
@@ -223,8 +223,8 @@ class Administration:
 
         Raises InvalidOffset beyond the end of the partition.
         """
-        key = consumer_key(name, id, group)
         deadline = deadline_of(timeout)
+        key = self._consumer_key(stream, topic, name, id, group, deadline)
         store(*self._open_offsets(stream, topic, partition, deadline), key, offset, deadline)
 
     def delete_consumer_offset(
@@ -239,9 +239,27 @@ class Administration:
         timeout: Seconds = TIMEOUT_S,
     ) -> None:
         """Forgets it; returns when the policy is met. Raises NotFound where none is stored."""
-        key = consumer_key(name, id, group)
         deadline = deadline_of(timeout)
+        key = self._consumer_key(stream, topic, name, id, group, deadline)
         delete_stored(*self._open_offsets(stream, topic, partition, deadline), key, deadline)
+
+    def _consumer_key(
+        self,
+        stream: Identifier,
+        topic: Identifier,
+        name: str | None,
+        number: int | None,
+        group: Identifier | None,
+        deadline: float,
+    ) -> bytes:
+        """The key under which it stores; a group's is its name, which is asked for where a number is given."""
+        if isinstance(group, int):
+            found = self._connection.request(groups.GetGroup(stream, topic, group), deadline)
+            if found is None:
+                raise error_from(ErrorCode.GROUP_NOT_FOUND, f"{stream}/{topic} has no consumer group {group}")
+            assert isinstance(found, groups.GroupDetails)
+            group = found.group.name
+        return consumer_key(name, number, group)
 
     def _open_offsets(
         self, stream: Identifier, topic: Identifier, partition: int, deadline: float

@@ -20,7 +20,6 @@ from shmbroker.client.connection import FOREVER_S, Connection, deadline_of
 from shmbroker.client.consumer import Consumer, Start
 from shmbroker.client.cursor import Cursor
 from shmbroker.client.lanes import Port
-from shmbroker.client.offsets import consumer_key
 from shmbroker.client.producer import Producer
 from shmbroker.errors import ClientMistake, Closed, ErrorCode, ShmbrokerError, Unavailable
 from shmbroker.limits import MIB
@@ -112,7 +111,7 @@ class Client(Administration):
         """
         deadline = deadline_of(timeout)
         is_named = name is not None or id is not None or group is not None
-        key = consumer_key(name, id, group) if is_named else None
+        key = self._consumer_key(stream, topic, name, id, group, deadline) if is_named else None
         start = Start.of(offset=offset, timestamp=timestamp, first=first, last=last, next=next, is_named=is_named)
         if partition is None:
             described = self.get_topic(stream, topic, timeout=deadline - time.monotonic())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -189,14 +190,13 @@ class Connection:
     @property
     def alive(self) -> bool:
         """Whether the front still holds its end. Any thread, at any time; one system call."""
-        if self.refusal is not None:
+        descriptor = self._socket.fileno()
+        if self.refusal is not None or descriptor < 0:
             return False
-        try:
-            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        # Not recv with MSG_PEEK: a socket with a timeout waits for something to read first.
+        watcher = select.poll()
+        watcher.register(descriptor, select.POLLRDHUP)
+        return not watcher.poll(0)
 
     def on_refusal(self, method: Callable[[ShmbrokerError], None]) -> None:
         """Has a bound method called with the error when the connection can no longer be used."""
@@ -240,7 +240,7 @@ class Connection:
         bell = doorbell = None
         try:
             bell = self._open_semaphore(reply.completion, deadline)
-            doorbell = NamedDoorbell.open(reply.doorbell, self.hello.prefix)
+            doorbell = NamedDoorbell.open(reply.doorbell)
             return LaneClient(region, doorbell), bell, doorbell
         except BaseException as error:
             for each in (region, bell, doorbell):

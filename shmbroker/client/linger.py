@@ -16,7 +16,7 @@ from typing import Any
 
 from shmbroker.client.route import Route
 from shmbroker.client.ticket import Share
-from shmbroker.errors import InvalidMessage
+from shmbroker.errors import BufferFull, InvalidMessage
 from shmbroker.formats.headers import encode_headers
 from shmbroker.limits import MESSAGE_PAYLOAD_SIZE_MAX
 
@@ -106,7 +106,8 @@ class Linger:
                 self._changed.notify()  # others are due earlier than this one
 
     def _send_locked(self, route: Route, deadline: float) -> None:
-        route.acquire(deadline)
+        if not route.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise BufferFull(f"{route.name}: another thread is still waiting for room")
         try:
             self._send(route, deadline)
         finally:

@@ -32,8 +32,8 @@ class OffsetOrigin:
         self.failure: Answer[Any] | None = None
 
 
-def consumer_key(name: str | None, number: int | None, group: int | str | None) -> bytes:
-    """The key of one of: a consumer by name, by number, or a group by either. Raises ClientMistake."""
+def consumer_key(name: str | None, number: int | None, group: str | None) -> bytes:
+    """The key of one of: a consumer by name or by number, or a group by name. Raises ClientMistake."""
     given = [each for each in (name, number, group) if each is not None]
     if len(given) != 1:
         raise ClientMistake("whose offset? Give exactly one of name=, id= and group=")
@@ -41,7 +41,7 @@ def consumer_key(name: str | None, number: int | None, group: int | str | None) 
     who = given[0]
     if isinstance(who, int):
         if not 0 <= who <= U32_MAX:
-            raise ClientMistake(f"a number of a consumer or group is 0 to {U32_MAX}, not {who}")
+            raise ClientMistake(f"a number of a consumer is 0 to {U32_MAX}, not {who}")
         return number_key(kind, who)
     if not isinstance(who, str) or not 1 <= len(who.encode()) <= NAME_SIZE_MAX:
         raise ClientMistake(f"a name has 1 to {NAME_SIZE_MAX} bytes: {who!r}")

@@ -254,6 +254,8 @@ class Producer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("this producer is closed")
+        if self._grantor.is_foreign:
+            raise ClientMistake("this producer was made before fork(): make a new one in the child process")
 
 
 def _check_options(linger: float, batch_count: int, batch_size: int, max_in_flight: int) -> None:

@@ -71,7 +71,7 @@ class Reaper:
         while entry._state != FINISHED:
             if self.abandoned is not None:
                 raise self.abandoned
-            if self.lead.acquire(blocking=False):
+            if self.lead.acquire(False):
                 try:
                     in_time = self._lead_until(entry, deadline)
                 finally:
@@ -128,7 +128,7 @@ class Reaper:
         wait_s = min(SLICE_S if self.pending else 0.001, deadline - time.monotonic())
         if wait_s <= 0:
             return False
-        if self.lead.acquire(blocking=False):
+        if self.lead.acquire(False):
             try:
                 bell = self.bell
                 if not self.reap() and bell is not None:
@@ -166,7 +166,7 @@ class Reaper:
     # --- reaping -----------------------------------------------------------------------------------------------------
     def glance(self) -> None:
         """Reaps what is there, if nobody else does."""
-        if self.lead.acquire(blocking=False):
+        if self.lead.acquire(False):
             try:
                 self.reap()
             finally:
@@ -252,7 +252,7 @@ class Reaper:
             turn = 0
             while self.pending and not self._stopped:
                 turn += 1
-                is_leader = self.lead.acquire(blocking=False)
+                is_leader = self.lead.acquire(False)
                 if is_leader:
                     try:
                         self._rescue_all(turn)

@@ -131,7 +131,7 @@ class Route:
         """Takes the lock. Raises BufferFull where another thread waits for room for longer than we may."""
         if self.port.refusal is not None:
             raise self.port.refusal  # before any lock: in a child of fork() it might be held for ever
-        if not self.lock.acquire(blocking=False) and not self.lock.acquire(
+        if not self.lock.acquire(False) and not self.lock.acquire(
             timeout=max(0.0, deadline - time.monotonic())
         ):
             raise BufferFull(f"{self.name}: another thread is still waiting for room")
@@ -151,11 +151,8 @@ class Route:
         self._id_base += count
 
     def _send(self, ticket: Ticket, record: Sequence[Any], size: int, deadline: float, awaited: bool) -> None:
-        while self.sent_count - self.settled_count >= self._max_in_flight:
-            if not self.port.reaper.wait_for_progress(deadline):
-                raise BufferFull(
-                    f"{self.name}: {self._max_in_flight} batches in flight (max_in_flight), none confirmed in time"
-                )
+        if self.sent_count - self.settled_count >= self._max_in_flight:
+            self._wait_turn(deadline)
         self.sent_count += 1
         try:
             self.port.offer(
@@ -172,6 +169,13 @@ class Route:
         except BaseException:
             self.sent_count -= 1
             raise
+
+    def _wait_turn(self, deadline: float) -> None:
+        while self.sent_count - self.settled_count >= self._max_in_flight:
+            if not self.port.reaper.wait_for_progress(deadline):
+                raise BufferFull(
+                    f"{self.name}: {self._max_in_flight} batches in flight (max_in_flight), none confirmed in time"
+                )
 
     def _fail(self, shares: list[Share], error: ShmbrokerError) -> None:
         with self.port.reaper.condition:

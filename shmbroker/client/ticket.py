@@ -222,6 +222,17 @@ class Ticket(Answer[Confirmation]):
         self._record = record
         self._size = size
 
+    def settle(self, status: int, detail: int, value: int, argument: int) -> bool:
+        if status or self._waiters or self._wakes is not None:
+            return Answer.settle(self, status, detail, value, argument)
+        # What most come to: confirmed, and nobody asleep.
+        self._origin.settled_count += 1
+        self._record = None
+        self._value = value
+        self._argument = argument
+        self._state = FINISHED
+        return bool(self._done_callbacks)
+
     def _finish(self, status: int, detail: int, value: int, argument: int) -> bool:
         if not status:
             self._record = None
@@ -326,6 +337,8 @@ class Gathering(Ticket):
                 share.gathering = self
                 for wake in share._wakes or ():
                     wake.ring()
+
+    settle = Answer.settle
 
     def _finish(self, status: int, detail: int, value: int, argument: int) -> bool:
         flags = argument & FLAG_DUPLICATE
