@@ -97,6 +97,18 @@ class CatalogStore:
 
     def _prepare(self, is_new: bool) -> None:
         execute = self._connection.execute
+        (application_id,) = execute("PRAGMA application_id").fetchone()
+        (version,) = execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        is_new = is_new or (application_id == 0 and version == 0 and not tables)
+        # Looked at before anything is set: what is not ours is not to be changed.
+        if not is_new and application_id != APPLICATION_ID:
+            raise Corrupt(self.path, 0, "not a catalog of shmbroker", _REMEDY)
+        if not is_new and version != FORMAT_VERSION:
+            text = f"{self.path} has format {version}, this shmbroker reads {FORMAT_VERSION}: use the one that wrote it"
+            raise InvalidConfiguration(text)
+        if not is_new and not tables >= _TABLES:
+            raise Corrupt(self.path, 0, f"tables are missing: {', '.join(sorted(_TABLES - tables))}", _REMEDY)
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
@@ -106,19 +118,6 @@ class CatalogStore:
                 f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO counter VALUES ('next_log_id', {LOG_ID_FIRST});"
                 f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION}; COMMIT;"
             )
-        (application_id,) = execute("PRAGMA application_id").fetchone()
-        (version,) = execute("PRAGMA user_version").fetchone()
-        tables = {name for (name,) in execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-        if application_id == 0 and version == 0 and not tables and not is_new:
-            self._prepare(is_new=True)
-            return
-        if application_id != APPLICATION_ID:
-            raise Corrupt(self.path, 0, "not a catalog of shmbroker", _REMEDY)
-        if version != FORMAT_VERSION:
-            text = f"{self.path} has format {version}, this shmbroker reads {FORMAT_VERSION}: use the one that wrote it"
-            raise InvalidConfiguration(text)
-        if not tables >= _TABLES:
-            raise Corrupt(self.path, 0, f"tables are missing: {', '.join(sorted(_TABLES - tables))}", _REMEDY)
         (verdict,) = execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise Corrupt(self.path, 0, str(verdict), _REMEDY)
