@@ -29,7 +29,6 @@ from shmbroker.limits import PAGE_SIZE
 from shmbroker.storage.disk import Disk, DiskFile
 from shmbroker.storage.journal import RingJournal
 from shmbroker.storage.recovery import (
-    REPAIR,
     RESTORE,
     Chain,
     Clean,

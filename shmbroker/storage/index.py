@@ -111,8 +111,8 @@ class IndexFile:
 
 
 def index_is_whole(disk: Disk, path: str, incarnation: bytes, base_offset: int, entry_count: int) -> bool:
-    """Whether the index of a sealed segment has what its seal says: its header and its last entry stand where they must.
-    It was synchronised before the seal, so that nothing between them is missing; a reader checks each entry it uses."""
+    """Whether the index of a sealed segment has what its seal says: header and last entry stand where they must. It was
+    synchronised before the seal, so that nothing between them is missing; a reader checks each entry that it uses."""
     if not disk.exists(path):
         return False
     file = disk.open(path)

@@ -1,8 +1,8 @@
 """The state of an open log, and everything of it that does not happen on every append.
 
 :class:`LogCore` is what :class:`~shmbroker.storage.partition_log.PartitionLog` is built on. It owns the positions,
-makes room for the next record (segment, ring, allocation, reservation), writes the ring to the segment and moves the words
-that readers follow. Written from the worker's thread alone.
+makes room for the next record (segment, ring, allocation, reservation), writes the ring to the segment and moves the
+words that readers follow. Written from the worker's thread alone.
 
 Positions, always durable <= file <= end:
 - ``end``: after the last record in the ring. Published as committed once a pass.
@@ -68,8 +68,8 @@ class LogOptions:
 
 
 class LogCore:
-    """Fields of an open log. ``_room_end``, ``_record_max``, ``_roll_at`` and ``_reserve_at`` are the bounds within which
-    an append needs nothing but the ring: all are 0 where something has to be done first."""
+    """Fields of an open log. ``_room_end``, ``_record_max``, ``_roll_at`` and ``_reserve_at`` are the bounds within
+    which an append needs nothing but the ring: all are 0 where something has to be done first."""
 
     def __init__(
         self, disk: Disk, runtime: Runtime, budget: JournalBudget, directory: str, log_id: int, partition_id: int,
@@ -255,10 +255,13 @@ class LogCore:
         except NoSpace as error:
             self.reason = str(error)
             return False
+        # No generation while the words of the new ring are stored: in fresh memory nothing was overwritten yet, and a
+        # reader that still copies from the old ring sees that it is over.
+        control[words.WORD_RING_GENERATION] = 0
         control[words.WORD_RING_GENERATION_LAST] = generation
         control[words.WORD_RING_SIZE] = size
         control[words.WORD_RING_BASE] = self._end
-        self._overwrite_end = control[words.WORD_OVERWRITE_END] = max(self._end, self._overwrite_end)
+        self._overwrite_end = control[words.WORD_OVERWRITE_END] = self._end
         control[words.WORD_RING_GENERATION] = generation
         control[words.WORD_CLOSED] = 0
         self._ring = ring

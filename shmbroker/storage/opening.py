@@ -1,9 +1,9 @@
 """Applies what recovery decided: after it the log is whole, durable, closed by a filler, and numbered (rules 2, 4, 9).
 
-The order is what makes a crash in here harmless, wherever it is: first zeros over what is cut, synchronised, so that no
-stale record can ever follow what comes next; then everything above the mark written again and synchronised; then what
-the ring has; then the filler; then, last, the superblock says where the log ends. Doing any prefix of it again gives the
-same log. The ring is removed by the caller after that, never before.
+The order is what makes a crash in here harmless, wherever it is: first zeros over what is cut, synchronised, so that
+no stale record can ever follow what comes next; then everything above the mark written again and synchronised; then
+what the ring has; then the filler; then, last, the superblock says where the log ends. Doing any prefix of it again
+gives the same log. The ring is removed by the caller after that, never before.
 """
 
 from __future__ import annotations

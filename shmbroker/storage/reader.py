@@ -412,7 +412,8 @@ class LogReader:
         copy = ring.copy(position, length)
         if position + ring.size < self._words[WORD_OVERWRITE_END]:
             return None
-        return copy
+        # Loaded after it: the word begins anew with a new ring, and by then the generation has changed.
+        return copy if self._words[WORD_RING_GENERATION] == ring.generation else None
 
     def _file_window(self, visible: int, length: int) -> Window | None:
         stable = self._words[WORD_STABLE_POSITION]

@@ -3,8 +3,8 @@
 Two tables, because two questions are asked one after the other. FILE_ROWS: what do the files hold, and is anything lost
 that was promised? NUMBER_ROWS: at which offset and position does the log go on? :func:`decide_files` and
 :func:`decide_number` are pure: exactly one row fits any facts that can occur, and facts that fit no row are a bug
-(assert). :mod:`shmbroker.storage.examination` finds the facts without changing anything, :mod:`shmbroker.storage.opening`
-applies the decision. Every letter has a test of its name.
+(assert). :mod:`shmbroker.storage.examination` finds the facts without changing anything,
+:mod:`shmbroker.storage.opening` applies the decision. Every letter has a test of its name.
 
 The mark (rule 8) is the largest durable position that anything intact speaks of: the superblock, a seal, any intact
 record, those behind damage included. What ends below it lost something that was acknowledged.

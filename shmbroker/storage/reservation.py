@@ -1,8 +1,8 @@
 """The reservation of offsets: what makes sure that none is issued twice, whatever was lost (rule 3).
 
 Owned by the worker's thread; renewed by a helper thread through the superblock, which has a lock of its own. No offset
-at or above ``limit`` may be issued. ``limit`` only moves after the superblock that says so is on stable storage. A clean
-stop leaves ``clean`` in the superblock, and :meth:`Reservation.start` takes it away before the first append after it.
+at or above ``limit`` may be issued. ``limit`` only moves after the superblock that says so is on stable storage. A
+clean stop leaves ``clean`` in the superblock; :meth:`Reservation.start` takes it away before the next append.
 """
 
 from __future__ import annotations

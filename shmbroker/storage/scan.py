@@ -176,8 +176,8 @@ def search_residue(read: ReadLog, position: int, limit: int, incarnation: bytes)
     """Looks behind damage, from log position ``position`` up to ``limit``.
 
     One numpy comparison finds the magic at 8-aligned places. A candidate counts if its header checksum holds, and it
-    says this incarnation and the log position where it stands: then what it says about durability is true, whatever stands
-    before it (rule 8).
+    says this incarnation and the log position where it stands: then what it says about durability is true, whatever
+    stands before it (rule 8).
     """
     found = Residue(position, 0)
     start = position - position % 8

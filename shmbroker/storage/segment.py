@@ -1,8 +1,8 @@
 """Segments: what is known of each, and the one that is being written.
 
 Owns ``{base_offset:020}.log`` and its index from creation to seal. Written by the worker of the partition alone. Byte
-of log position p is at file position 4,096 + p - base_position, and base_position is a multiple of 4,096, so pages of the
-ring are pages of the file.
+of log position p is at file position 4,096 + p - base_position, and base_position is a multiple of 4,096, so pages of
+the ring are pages of the file.
 
 The order of rule 13 is spread over two calls: :meth:`ActiveSegment.seal` makes the old segment durable and then says so
 in its seal; :meth:`ActiveSegment.create` makes the new files, allocated and synchronised, and then their names. Only

@@ -1,8 +1,8 @@
 """The segments of one incarnation, oldest first, and the control words that tell readers about them.
 
-Owned by the worker. At most one of them is active, and it is the last. Where none is (an empty log, a gap that has to be
-recorded, a disk that was full during a roll), the next append makes one. The newest is never deleted, so the end of the
-log is always on disk.
+Owned by the worker. At most one of them is active, and it is the last. Where none is (an empty log, a gap that has to
+be recorded, a disk that was full during a roll), the next append makes one. The newest is never deleted, so the end of
+the log is always on disk.
 """
 
 from __future__ import annotations
