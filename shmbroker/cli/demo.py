@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.table import Table
@@ -28,11 +28,13 @@ from xxhash import xxh3_64_intdigest
 import shmbroker
 from shmbroker.cli import output
 from shmbroker.cli.stats import batches_to_each_write
-from shmbroker.client.client import Client
-from shmbroker.client.embedded import Embedded
-from shmbroker.client.producer import Producer
-from shmbroker.client.ticket import Confirmation, Ticket
 from shmbroker.errors import OutcomeUnknown, Unavailable
+
+if TYPE_CHECKING:
+    from shmbroker.client.client import Client
+    from shmbroker.client.embedded import Embedded
+    from shmbroker.client.producer import Producer
+    from shmbroker.client.ticket import Confirmation, Ticket
 
 STREAM = "demo"
 PARTITION_COUNT = 4
@@ -321,7 +323,7 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def report(total: int, runs: Sequence[Run], crash: Crash, whole: bool) -> None:
-    rates = Table("", *(run.durability for run in runs), title="What it did", header_style="bold")
+    rates = Table("", *(run.durability for run in runs), header_style="bold")
     for heading, value in (
         ("messages acknowledged", lambda run: f"{run.produced_count:,}"),
         ("messages a second, sent", lambda run: f"{run.produced_count / run.produce_seconds:,.0f}"),
@@ -332,7 +334,7 @@ def report(total: int, runs: Sequence[Run], crash: Crash, whole: bool) -> None:
         ("read back", lambda run: f"{run.consumed_count:,}"),
     ):  # fmt: skip
         rates.add_row(heading, *map(value, runs))
-    survived = Table("", "messages", title="The SIGKILL in the middle of the persisted run", header_style="bold")
+    survived = Table("SIGKILL of the broker", "messages", header_style="bold")
     for heading, count in (
         ("acknowledged before it", crash.acknowledged),
         ("of these, recovered", crash.recovered),

@@ -218,9 +218,9 @@ def headers_of(text: str) -> dict[HeaderItem, HeaderItem]:
     found: dict[HeaderItem, HeaderItem] = {}
     for part in text.split(","):
         key, _, rest = part.partition(":")
-        name, separator, value = rest.partition(":")
+        name, _, value = rest.partition(":")
         kind = HeaderKind.__members__.get(name.upper())
-        if not key or not separator or kind is None:
+        if not key or not value or kind is None:
             kinds = ", ".join(member.lower() for member in HeaderKind.__members__)
             raise typer.BadParameter(f"{part!r} is not KEY:KIND:VALUE; kinds are {kinds}", param_hint="--headers")
         try:
