@@ -148,8 +148,7 @@ class Control:
         return {}
 
     def _watch(self, request: dict[str, Any]) -> Answer:
-        number = request["descriptors"]
-        fds = self._link.descriptors(number) if number is not None else []
+        fds = self._link.descriptors(request["descriptors"]) if request["semaphore"] is None else []
         bell = _bell_of(request["semaphore"], fds)
         self._loop.watches.add(request["watch_id"], request["session"], bell, request["log_ids"])
         return {}

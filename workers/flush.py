@@ -1,8 +1,9 @@
 """Group commit: the writes of several files, at once.
 
-A flush target is a log or an offset store; one that has nothing to write drops out. All are prepared first, their system calls run concurrently (they
-release the interpreter), and each target is told how its own calls ended: one that failed poisons it alone. The first
-call runs on the loop's own thread, so that the usual group, one file, costs no hand-over.
+A flush target is a log or an offset store; one that has nothing to write drops out. All are prepared first, their
+system calls run concurrently (they release the interpreter), and each target is told how its own calls ended: one that
+failed poisons it alone. The first call runs on the loop's own thread, so that the usual group, one file, costs no
+hand-over.
 """
 
 from __future__ import annotations

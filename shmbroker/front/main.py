@@ -7,8 +7,10 @@
 
 ``--ready-fd`` gets one line of JSON, {"pid", "socket", "data", "runtime"}, when clients can connect, and is closed.
 ``--parent-fd`` is a process descriptor of the parent, or the reading end of a pipe whose writing end is the parent's:
-when that ends, even by SIGKILL, the front stops as for SIGTERM. Exit status: 0 after a stop in which everything committed was written, 1 otherwise, and where the
-broker does not start; the reason is one line on standard error.
+when that ends, even by SIGKILL, the front stops as for SIGTERM.
+
+Exit status: 0 after a stop in which everything committed was written, 1 otherwise, and where the broker does not start;
+the reason is one line on standard error.
 """
 
 from __future__ import annotations

@@ -192,8 +192,9 @@ class Worker:
             self.restarts += was_ready
 
     async def _open_all(self, link: WorkerLink) -> None:
+        """An empty request too: its answer says that the worker holds its lock and serves."""
         entries = list(self._owner.partitions_of(self.number))
-        for start in range(0, len(entries), OPEN_CHUNK):
+        for start in range(0, max(1, len(entries)), OPEN_CHUNK):
             answer = await link.control("open", partitions=entries[start : start + OPEN_CHUNK])
             self._owner.opened(self.number, answer["partitions"])
 

@@ -1,0 +1,1 @@
+"""Brokers as real processes, and their deaths."""

@@ -1,0 +1,103 @@
+"""A broker starts, refuses what it must with one line that says why, and ends in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from shmbroker.front.places import default_runtime
+
+from .conftest import Start
+
+
+def refusal_of(broker: object) -> str:
+    """What a broker said that did not start: one line, no traceback, exit status 1."""
+    assert broker.wait() == 1  # type: ignore[attr-defined]
+    said: str = broker.said()  # type: ignore[attr-defined]
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1, said
+    return said
+
+
+def test_clean_stop_writes_what_no_threshold_has_flushed(start: Start, data: Path) -> None:
+    broker = start().ready()
+    with broker.connect() as client:
+        client.create_stream("s")
+        client.create_topic("s", "t")
+        with client.producer("s", "t") as producer:
+            for number in range(5):
+                producer.send([b"message %d" % number])
+    assert broker.stop() == 0, broker.said()
+    assert not os.path.exists(default_runtime(str(data))), "nothing in shared memory is of use after a clean stop"
+    logs = [path for path in data.rglob("*.log") if path.parent.parent.parent.name == "partitions"]
+    assert sum(path.read_bytes().count(b"message ") for path in logs) == 5
+    broker = start().ready()
+    with broker.connect() as client:
+        with client.producer("s", "t") as producer:
+            assert producer.send([b"after"]).base_offset == 5, "a clean stop leaves no gap"
+        with client.consumer("s", "t", partition=0, first=True) as consumer:
+            got = [payload for batch in consumer.poll(max_messages=10, timeout=20) for payload in batch.payloads()]
+    assert got[:5] == [b"message %d" % number for number in range(5)]
+    assert broker.stop() == 0
+
+
+def test_second_broker_is_refused_and_names_the_first(start: Start) -> None:
+    first = start().ready()
+    second = start()
+    said = refusal_of(second)
+    assert str(first.pid) in said
+    assert "another broker" in said
+    assert first.stop() == 0
+
+
+def test_interrupt_stops_in_order_too(start: Start) -> None:
+    broker = start().ready()
+    broker.process.send_signal(signal.SIGINT)
+    assert broker.wait() == 0
+
+
+def test_data_directory_that_cannot_be_made(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    said = refusal_of(start(f"--data={tmp_path / 'file' / 'data'}"))
+    assert "data directory" in said
+    assert "Not a directory" in said
+
+
+def test_read_only_data_directory(start: Start) -> None:
+    said = refusal_of(start("--data=/proc/sys/shmbroker"))
+    assert "data directory" in said
+
+
+def test_runtime_directory_on_another_file_system(start: Start, tmp_path: Path) -> None:
+    said = refusal_of(start(f"--runtime={tmp_path / 'runtime'}"))
+    assert "another file system" in said
+
+
+def test_runtime_directory_that_others_can_write(start: Start) -> None:
+    said = refusal_of(start("--runtime=/dev/shm"))
+    assert "0700" in said
+
+
+def test_rule_10_runtime_file_system_too_small(start: Start) -> None:
+    said = refusal_of(start(environment={"SHMBROKER_PARTITION_JOURNAL_MEMORY_LIMIT": "1 PiB"}))
+    assert "too small" in said
+    assert "journal_memory_limit" in said
+
+
+def test_unknown_setting_refuses(start: Start) -> None:
+    said = refusal_of(start(environment={"SHMBROKER_BROKER_WROKERS": "2"}))
+    assert "WROKERS" in said
+
+
+def test_lost_catalog_refuses_instead_of_sweeping_data(start: Start, data: Path) -> None:
+    broker = start().ready()
+    with broker.connect() as client:
+        client.create_stream("s")
+        client.create_topic("s", "t")
+    assert broker.stop() == 0
+    for path in data.glob("catalog.sqlite3*"):
+        path.unlink()
+    said = refusal_of(start())
+    assert "catalog.sqlite3 is missing" in said
+    assert len(list((data / "partitions").iterdir())) == 1
