@@ -155,8 +155,9 @@ class Producer:
         """Sends the batch of ``ticket`` again under its own producer id and sequence number; returns a new ticket.
 
         If the first sending arrived after all, the worker answers with its confirmation (``duplicate``) and appends
-        nothing. ``ticket`` may come from another producer of the same topic, of a client whose broker died. One that is
-        confirmed is returned as it is.
+        nothing. It remembers the last 256 batches of a producer: send again before going on, or the answer may be
+        OutcomeUnknown (request already applied). ``ticket`` may come from another producer of the same topic, of a
+        client whose broker died. One that is confirmed is returned as it is.
         """
         if ticket.record is None:
             if ticket.done() and ticket.exception() is None:
