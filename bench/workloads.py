@@ -72,9 +72,7 @@ def _pages(size: float) -> int:
     return max(PAGE_SIZE, int(size) // PAGE_SIZE * PAGE_SIZE)
 
 
-def _produce(
-    setting: Setting, durability: str, topic: str, kind: str, **parameters: Any
-) -> tuple[Outcome, float, float]:
+def _produce(setting: Setting, topic: str, kind: str, **parameters: Any) -> tuple[Outcome, float, float]:
     """Runs producers; their outcome, batches to each group write, and bytes to each group write."""
     actors = parameters.pop("actors", 1)
     before = _counters(setting, topic)
