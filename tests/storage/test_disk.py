@@ -9,6 +9,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,7 +254,7 @@ def test_rule_11_a_failed_write_is_final(full_disk: Path, allow_direct: bool) ->
 def test_rule_11_a_full_file_system_refuses_and_changes_nothing(tmp_path: Path) -> None:
     mounted = tmp_path / "small"
     mounted.mkdir()
-    if os.system(f"mount -t tmpfs -o size=1m tmpfs {mounted}") != 0:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted)], check=False).returncode:
         pytest.skip("this root may not mount")
     try:
         disk = FileDisk()
@@ -267,7 +268,7 @@ def test_rule_11_a_full_file_system_refuses_and_changes_nothing(tmp_path: Path) 
         file.write(0, [pages_of(1)], sync=True)
         file.close()
     finally:
-        os.system(f"umount {mounted}")
+        subprocess.run(["umount", str(mounted)], check=True)
 
 
 def test_errors_name_file_and_reason(tmp_path: Path) -> None:
