@@ -104,6 +104,20 @@ def offer_and_stay(fd: str, doorbell_path: str, count: str) -> None:
     wait_for_end()
 
 
+def offer_for_ever(fd: str, doorbell_path: str) -> None:
+    """A client: offers one request after the other, as fast as the lane takes them, until it is killed."""
+    client = LaneClient(Region.attach(int(fd)), NamedDoorbell.open(doorbell_path))
+    say("ready")
+    parent = os.getppid()
+    number = 1
+    while os.getppid() == parent:
+        body = body_of(number)
+        if client.offer(2, 0, number, number, 0, [body], len(body)):
+            number += 1
+        client.ring()
+        client.completions()
+
+
 def scribble_lane(fd: str, seed: str) -> None:
     """A hostile client: random bytes over requests, and heads that are now sound, now not, until told to stop."""
     region = Region.attach(int(fd))
@@ -222,7 +236,16 @@ def cut(fd: str) -> None:
 ROLES: dict[str, Callable[..., None]] = {
     role.__name__: role
     for role in (
-        *(store_words, pack_words, serve, offer_and_stay, scribble_lane, harass_doorbell, unblock_descriptor),
+        *(
+            store_words,
+            pack_words,
+            serve,
+            offer_and_stay,
+            offer_for_ever,
+            scribble_lane,
+            harass_doorbell,
+            unblock_descriptor,
+        ),
         *(scribble_semaphore, post_semaphore, pong, leave_name, hold_lock, hold_descriptor, cut),
     )
 }

@@ -125,6 +125,10 @@ LIES: dict[str, tuple[Callable[[Hostile], object], str]] = {
         lambda lane: (lane.advance(SIZE - 64), lane.skip(SIZE - 64, 64), lane.head(SIZE - 32)),
         "skip of length 64 does not end",
     ),
+    "skip that ends with what was published": (
+        lambda lane: (lane.skip(0, 64), lane.head(64)),
+        "skip of length 64 does not end with the ring",
+    ),
     "skip of length zero": (lambda lane: (lane.skip(0, 0), lane.head(64)), "skip of length 0 does not end"),
     "no room for a header before the end": (
         lambda lane: (

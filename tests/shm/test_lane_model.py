@@ -21,6 +21,8 @@ SIZES = st.one_of(
     st.integers(0, 64), st.integers(0, 4_000), st.integers(20_000, LANE_SIZE_MIN // 2 - 32), st.just(LANE_SIZE_MIN // 8)
 )
 U64 = st.integers(0, 2**64 - 1)
+NONZERO = 0x8080808080808080
+"""No byte of a body is zero, so that padding that was not zeroed shows."""
 
 
 class LaneMachine(RuleBasedStateMachine):
@@ -45,7 +47,7 @@ class LaneMachine(RuleBasedStateMachine):
     @rule(kind=st.integers(2, 7), flags=st.integers(0, 2**16 - 1), log_id=U64, argument=U64, size=SIZES, cut=U64)
     def offer(self, kind: int, flags: int, log_id: int, argument: int, size: int, cut: int) -> None:
         number = self.number + 1
-        body = (number.to_bytes(8, "little") * (size // 8 + 1))[:size]
+        body = ((number | NONZERO).to_bytes(8, "little") * (size // 8 + 1))[:size]
         middle = cut % (size + 1)
         length = 32 + (size + 7 & ~7)
         accepted = self.client.offer(
@@ -170,6 +172,29 @@ def test_the_largest_body_fits_wherever_the_end_is_and_a_larger_one_is_refused(
         client.completions()
     with pytest.raises(BatchTooLarge):
         client.offer(2, 0, 1, 1, 0, [body, b"x"], len(body) + 1)
+
+
+def test_a_ring_is_full_to_the_byte(pair: tuple[LaneClient, LaneServer, Region]) -> None:
+    client, server, _ = pair
+    number = 0
+
+    def offer(length: int) -> bool:
+        nonlocal number
+        number += 1
+        return client.offer(2, 0, number, 1, 0, [bytes(length - 32)], length - 32)
+
+    assert offer(4_096)
+    server.drain()
+    server.release()
+    for _ in range(15):
+        assert offer(4_096)
+    assert offer(4_096 - 32)  # wrapped: 32 bytes are left before the first request that is held
+    assert not offer(40)
+    assert offer(32)
+    assert not offer(32)
+    assert len(server.drain()) == 17
+    server.release()
+    assert offer(4_096)
 
 
 def test_buffers_that_do_not_add_up_publish_nothing(pair: tuple[LaneClient, LaneServer, Region]) -> None:

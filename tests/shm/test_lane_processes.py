@@ -81,6 +81,35 @@ def test_what_a_killed_client_published_is_still_served(
     assert server.drain() == []
 
 
+@pytest.mark.parametrize("passes", [1, 7, 60, 400])
+def test_a_client_killed_in_the_middle_of_an_offer_leaves_whole_requests_only(
+    passes: int, peer: StartPeer, bell: NamedDoorbell, shared_path: Path
+) -> None:
+    region = create_lane(LANE_SIZE_MIN, 3)
+    server = LaneServer(Region.attach(os.dup(region.fd)), bell)
+    client = peer("offer_for_ever", region.fd, shared_path / "bell", fds=(region.fd,))
+    client.line()
+    served = rounds = waits = 0
+    while client.process.returncode is None or rounds < passes + 3:
+        requests = server.drain()
+        rounds += bool(requests) or rounds >= passes
+        for kind, _, number, log_id, _, body in requests:
+            served += 1
+            content = body_of(number)
+            assert (kind, number, log_id) == (2, served, served)
+            assert bytes(body) == content + bytes(-len(content) % 8)
+            server.complete(number, 0, 0, 0, 0)
+        if not requests and rounds < passes:
+            assert bell.wait(WAIT_S_MAX) or (waits := waits + 1) < 600, "the client offers nothing"
+        del requests
+        server.release()
+        server.publish()
+        if rounds == passes:
+            client.kill()
+    assert served >= passes
+    assert server.drain() == []
+
+
 def test_a_client_that_waits_for_a_killed_worker_is_told(
     peer: StartPeer, bell: NamedDoorbell, prefix: str, shared_path: Path
 ) -> None:
