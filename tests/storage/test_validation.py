@@ -97,20 +97,20 @@ def test_an_honest_batch_is_accepted(messages: list[Message], wire_checksums: bo
     assert batch.fault() is None
 
 
-@pytest.mark.parametrize("where", [0, 48, -1, -5])
-def test_a_changed_byte_is_noticed(messages: list[Message], where: int) -> None:
+def test_a_changed_byte_is_noticed(messages: list[Message]) -> None:
     header, content = Crafted(messages).sealed()
-    broken = bytearray(content)
-    broken[where] ^= 1
-    assert content_fault(header, memoryview(broken)) == ErrorCode.INVALID_BATCH_CHECKSUM
+    for where in (0, 48, -1, -5):
+        broken = bytearray(content)
+        broken[where] ^= 1
+        assert content_fault(header, memoryview(broken)) == ErrorCode.INVALID_BATCH_CHECKSUM
 
 
-@pytest.mark.parametrize("change", [-4, -1, 1, 4])
-def test_the_content_has_the_length_that_the_header_says(messages: list[Message], change: int) -> None:
+def test_the_content_has_the_length_that_the_header_says(messages: list[Message]) -> None:
     header, content = Crafted(messages).sealed()
-    other = memoryview(bytes(content) + bytes(4))[: len(content) + change]
-    lying = header._replace(content_checksum=xxh3_64_intdigest(other))
-    assert content_fault(lying, other) == ErrorCode.INVALID_FORMAT
+    for change in (-4, -1, 1, 4):
+        other = memoryview(bytes(content) + bytes(4))[: len(content) + change]
+        lying = header._replace(content_checksum=xxh3_64_intdigest(other))
+        assert content_fault(lying, other) == ErrorCode.INVALID_FORMAT
 
 
 def changed(position: int, change: int) -> Callable[[Crafted, int], None]:
@@ -148,17 +148,18 @@ LIES: dict[str, Callable[[Crafted, int], None]] = {
 }
 
 
+def places_in(messages: list[Message]) -> set[int]:
+    return {0, len(messages) // 2, len(messages) - 1}
+
+
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_a_checksum_over_a_lie_helps_nobody(messages: list[Message], lie: str, place: str) -> None:
-    batch = Crafted(messages)
-    number = {"first": 0, "middle": len(messages) // 2, "last": len(messages) - 1}[place]
-    LIES[lie](batch, number)
-    assert batch.fault() in (
-        ErrorCode.INVALID_FORMAT,
-        ErrorCode.TOO_BIG_USER_HEADERS,
-        ErrorCode.TOO_BIG_MESSAGE_PAYLOAD,
-    )
+def test_a_checksum_over_a_lie_helps_nobody(lie: str) -> None:
+    named = (ErrorCode.INVALID_FORMAT, ErrorCode.TOO_BIG_USER_HEADERS, ErrorCode.TOO_BIG_MESSAGE_PAYLOAD)
+    for shape, messages in SHAPES.items():
+        for number in places_in(messages):
+            batch = Crafted(messages)
+            LIES[lie](batch, number)
+            assert batch.fault() in named, f"{shape}, message {number}"
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if len(SHAPES[shape]) > 1])
@@ -200,19 +201,15 @@ def test_the_largest_payload_is_accepted_and_no_larger() -> None:
     assert Crafted(many).fault() == ErrorCode.TOO_BIG_MESSAGE_PAYLOAD
 
 
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_a_wrong_wire_checksum_is_noticed(messages: list[Message], place: str) -> None:
-    number = {"first": 0, "middle": len(messages) // 2, "last": len(messages) - 1}[place]
-    batch = Crafted(messages, wire_checksums=True)
-    batch.seal_wire_checksums()
-    batch.frames[batch.starts[number] + 7] ^= 1
-    assert batch.fault() == ErrorCode.INVALID_MESSAGE_CHECKSUM
-    batch = Crafted(messages, wire_checksums=True)
-    batch.seal_wire_checksums()
-    batch.frames[batch.starts[number] + FRAME_HEADER_SIZE] ^= 1
-    assert batch.fault() == ErrorCode.INVALID_MESSAGE_CHECKSUM
-    batch.wire_checksums = False
-    assert batch.fault() is None, "without the flag nobody asks for them"
+def test_a_wrong_wire_checksum_is_noticed(messages: list[Message]) -> None:
+    for number in places_in(messages):
+        for position in (7, FRAME_HEADER_SIZE):
+            batch = Crafted(messages, wire_checksums=True)
+            batch.seal_wire_checksums()
+            batch.frames[batch.starts[number] + position] ^= 1
+            assert batch.fault() == ErrorCode.INVALID_MESSAGE_CHECKSUM
+            batch.wire_checksums = False
+            assert batch.fault() is None, "without the flag nobody asks for them"
 
 
 def is_honest(frames: bytes, lengths: list[int]) -> bool:
