@@ -21,11 +21,14 @@ def from_file(tmp_path: Path, text: str, environment: dict[str, str] | None = No
 
 
 def refused(
-    text: str, file: Path | str | None = None, environment: dict[str, str] | None = None, **flags: object
+    text: str,
+    file: Path | None = None,
+    environment: dict[str, str] | None = None,
+    flags: dict[str, object] | None = None,
 ) -> str:
     """The message of the refusal, which contains ``text``."""
     with pytest.raises(InvalidConfiguration) as caught:
-        load(file, environment or {}, {key.replace("__", "."): value for key, value in flags.items()})
+        load(file, environment or {}, flags)
     assert text in str(caught.value)
     return str(caught.value)
 
