@@ -27,7 +27,7 @@ app = typer.Typer(
     help=(
         "The files themselves, with the broker stopped.\n\n"
         "`shmbroker log verify shmbroker-data`\n\n"
-        "`shmbroker log dump shmbroker-data --count 20`\n\n"
+        "`shmbroker log dump shmbroker-data --lines 20`\n\n"
         "`shmbroker log repair shmbroker-data`"
     ),
 )
@@ -144,3 +144,18 @@ def repair(
 
 def log_id_of(partition_directory: str) -> int:
     return int(os.path.basename(partition_directory))
+
+
+@app.command()
+def dump(
+    path: Annotated[Path, typer.Argument(metavar="PATH", exists=True, help="A file, or a directory of them.")],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="At most so many of each file.")] = 1_000,
+) -> None:
+    """Show what files hold: headers, records, index entries, stored offsets, and whether each checksum holds.
+
+    `shmbroker log dump shmbroker-data --lines 20`
+    """
+    from shmbroker.storage.dump import dump as lines_of
+
+    for line in lines_of(str(path), lines_max=lines):
+        typer.echo(line)
