@@ -77,10 +77,11 @@ class Control:
         partitions = self._loop.partitions
         grants = self._loop.lanes.grants_of(CONTROL_SESSION)
         states = []
+        partitions.create_all(
+            [(entry["log_id"], entry["partition_id"]) for entry in request["partitions"] if entry["create"]]
+        )
         for entry in request["partitions"]:
             log_id, partition_id = entry["log_id"], entry["partition_id"]
-            if entry["create"]:
-                partitions.create(log_id, partition_id)
             partitions.open(log_id, partition_id, entry["options"], _now_us())
             grants[log_id] = grant_of(partitions.logs.get(log_id), RIGHTS_OF_FRONT)
             states.append(partitions.state_of(log_id))

@@ -42,8 +42,9 @@ from shmbroker.storage.disk import FileDisk
 JOURNAL_SHARE: Final = 4
 """A quarter of what the runtime file system has free, unless ``journal_memory_limit`` says otherwise."""
 JOURNAL_PER_WORKER_MIN: Final = 4 * RING_SIZE_MIN
-CREATE_CHUNK: Final = 20
-"""Partitions that a worker creates at a time: each costs it some synchronisations, and others wait meanwhile."""
+CHUNK: Final = 16
+"""Partitions that a worker creates or removes at a time: each costs it some synchronisations, and its other clients
+wait meanwhile."""
 BACKLOG: Final = 128
 LOG: Final = logging.getLogger("shmbroker.front")
 
@@ -265,9 +266,9 @@ class Broker:
 
     async def _create_on(self, worker: int, logs: list[Log]) -> None:
         mine = [log for log in logs if log.worker == worker]
-        for start in range(0, len(mine), CREATE_CHUNK):
+        for start in range(0, len(mine), CHUNK):
             link = await self.workers[worker].running()
-            entries = [_entry(log, create=True) for log in mine[start : start + CREATE_CHUNK]]
+            entries = [_entry(log, create=True) for log in mine[start : start + CHUNK]]
             answer = await link.control("open", partitions=entries)
             self.opened(worker, answer["partitions"])
 
@@ -281,13 +282,15 @@ class Broker:
         """Has the files removed; those that are gone."""
         gone: list[int] = []
         for worker, mine in self.logs.by_worker(log_ids).items():
-            try:
-                link = await self.workers[worker].running()
-                await link.control("remove", log_ids=mine)
-            except ShmbrokerError as error:
-                LOG.warning("logs %s are not removed yet: %s", mine, error)
-            else:
-                gone += mine
+            for start in range(0, len(mine), CHUNK):
+                part = mine[start : start + CHUNK]
+                try:
+                    link = await self.workers[worker].running()
+                    await link.control("remove", log_ids=part)
+                except ShmbrokerError as error:
+                    LOG.warning("logs %s are not removed yet: %s", part, error)
+                else:
+                    gone += part
         return gone
 
     async def bury(self, log_ids: list[int]) -> None:
@@ -312,10 +315,11 @@ class Broker:
     async def purge_logs(self, log_ids: list[int]) -> None:
         """Empties them, each in a new incarnation (rule 14). Raises the first failure."""
         for worker, mine in self.logs.by_worker(log_ids).items():
-            link = await self.workers[worker].running()
-            answer = await link.control("purge", log_ids=mine)
-            for log_id, incarnation in answer["incarnations"].items():
-                self.logs.get(int(log_id)).incarnation = incarnation
+            for start in range(0, len(mine), CHUNK):
+                link = await self.workers[worker].running()
+                answer = await link.control("purge", log_ids=mine[start : start + CHUNK])
+                for log_id, incarnation in answer["incarnations"].items():
+                    self.logs.get(int(log_id)).incarnation = incarnation
 
     # --- sessions -----------------------------------------------------------------------------------------------------
     def session_ended(self, session: Session) -> None:
