@@ -181,7 +181,7 @@ class LogReader:
         self.seek_first()
         self._timestamp_floor = timestamp_us
         self._refresh_segments()
-        segment = self._guarded(lambda: self._first_segment_reaching(timestamp_us))
+        segment = self._guarded(lambda: self._segments.first_reaching(timestamp_us))
         if segment is None:
             return
         self._segment = segment
@@ -202,20 +202,6 @@ class LogReader:
         self._reseated = False
         self.next_offset = offset
         self._position = position
-
-    def _first_segment_reaching(self, timestamp_us: int) -> SegmentView | None:
-        """The first segment that may hold a batch from that time on: sealed ones say their last time."""
-        offsets = self._segments.base_offsets
-        low, high = 0, len(offsets) - 1
-        if high < 0:
-            return None
-        while low < high:
-            middle = (low + high) // 2
-            if self._segments.open(offsets[middle]).seal.last_timestamp < timestamp_us:
-                low = middle + 1
-            else:
-                high = middle
-        return self._segments.open(offsets[low])
 
     def _offset_before_end(self, end: int, count: int) -> int:
         self._refresh_segments()

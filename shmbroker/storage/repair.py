@@ -33,7 +33,7 @@ from shmbroker.formats.segment import (
 )
 from shmbroker.formats.superblock import FILE_NAME as SUPERBLOCK_NAME
 from shmbroker.formats.superblock import Superblock
-from shmbroker.limits import MIB, OFFSET_RESERVATION, PAGE_SIZE
+from shmbroker.limits import MIB, OFFSET_RESERVATION, PAGE_SIZE, U64_MAX
 from shmbroker.storage.disk import Disk, DiskFile, aligned_buffer
 from shmbroker.storage.dump import GIVEN_UP_SUFFIX
 from shmbroker.storage.index import IndexFile, index_size_of
@@ -61,11 +61,14 @@ US_PER_S: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Loss:
-    """What is given up: ``text`` says it to the operator, ``path`` and ``position`` where it stood."""
+    """What is given up: ``text`` says it to the operator, ``path`` and ``position`` where it stood. Messages are those
+    from ``first_offset`` up to ``end_offset`` at most; 0 and 0 where no messages are meant."""
 
     path: str
     position: int
     text: str
+    first_offset: int = 0
+    end_offset: int = 0
 
 
 @dataclass
@@ -187,9 +190,8 @@ def _plan_log(disk: Disk, plan: Plan) -> None:
         offset = walked.scan.offset
     promised = 0 if superblock is None else max(superblock.durable_offset, superblock.end_offset * superblock.clean)
     if promised > offset:
-        plan.losses.append(
-            Loss(directory, 0, f"the messages from offset {offset} to {promised - 1} at the end of the log")
-        )
+        text = f"the messages from offset {offset} to {promised - 1} at the end of the log"
+        plan.losses.append(Loss(directory, 0, text, offset, promised))
     mark = max(plan.report.mark, 0 if superblock is None else max(superblock.durable_position, superblock.end_position))
     reserved = offset + 2 * OFFSET_RESERVATION if superblock is None else superblock.reserved_offset
     if superblock is None:
@@ -202,7 +204,12 @@ def _plan_log(disk: Disk, plan: Plan) -> None:
 
 def _give_up_file(plan: Plan, walked: WalkedSegment, why: str) -> None:
     plan.dropped.append(walked.path)
-    plan.losses.append(Loss(walked.path, 0, f"the whole segment from offset {walked.base_offset}: {why}"))
+    text = f"the whole segment from offset {walked.base_offset}: {why}"
+    plan.losses.append(Loss(walked.path, 0, text, walked.base_offset, _end_of(walked)))
+
+
+def _end_of(walked: WalkedSegment) -> int:
+    return walked.seal.end_offset if walked.seal is not None else U64_MAX
 
 
 def _give_up_rest(plan: Plan, walked: WalkedSegment) -> None:
@@ -215,9 +222,10 @@ def _give_up_rest(plan: Plan, walked: WalkedSegment) -> None:
         lost = (
             f"the messages from offset {scan.offset} to {last}" if last >= scan.offset else "no message, but a bad seal"
         )
-        plan.losses.append(Loss(walked.path, position, f"{lost}: {walked.fault}"))
+        plan.losses.append(Loss(walked.path, position, f"{lost}: {walked.fault}", scan.offset, walked.seal.end_offset))
     elif walked.seal is None and scan.fault != FAULT_END:
-        plan.losses.append(Loss(walked.path, position, f"everything from offset {scan.offset} on: {scan.fault_text}"))
+        text = f"everything from offset {scan.offset} on: {scan.fault_text}"
+        plan.losses.append(Loss(walked.path, position, text, scan.offset, U64_MAX))
 
 
 def _keep(plan: Plan, walked: WalkedSegment, header: SegmentHeader, position: int, offset: int) -> None:
@@ -227,7 +235,7 @@ def _keep(plan: Plan, walked: WalkedSegment, header: SegmentHeader, position: in
     gap = bool(plan.kept or plan.dropped) and not _joins(header, position, offset)
     if gap and header.base_offset > offset:
         lost = f"the messages from offset {offset} to {header.base_offset - 1}, as far as there were any"
-        plan.losses.append(Loss(walked.path, 0, lost))
+        plan.losses.append(Loss(walked.path, 0, lost, offset, header.base_offset))
     if gap:
         header = header._replace(gap_reason=GAP_REPAIR, previous_end_offset=offset)
     info = SegmentInfo(

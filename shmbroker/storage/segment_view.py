@@ -155,3 +155,23 @@ class SegmentList:
         """The base offset of the next segment, or None."""
         number = bisect_left(self.base_offsets, base_offset + 1)
         return self.base_offsets[number] if number < len(self.base_offsets) else None
+
+    def first_reaching(self, timestamp_us: int) -> SegmentView | None:
+        """The first segment that may hold a batch taken at or after this time: sealed ones say their last time."""
+        offsets = self.base_offsets
+        low, high = 0, len(offsets) - 1
+        if high < 0:
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            seal = self.open(offsets[middle]).seal
+            # A segment without messages has no time: the one before it decides for both.
+            probe = middle
+            while seal.message_count == 0 and probe > low:
+                probe -= 1
+                seal = self.open(offsets[probe]).seal
+            if seal.last_timestamp < timestamp_us:
+                low = middle + 1
+            else:
+                high = probe
+        return self.open(offsets[low])

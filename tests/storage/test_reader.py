@@ -226,6 +226,20 @@ def test_seek_by_time(spread: LaidOutLog) -> None:
     assert [payload for _, payload in pairs_of(reader.read(5))] == [b"on time"]
 
 
+def test_seek_by_time_passes_segments_without_messages(log: LaidOutLog) -> None:
+    log.append([b"a"], timestamp_us=10)
+    log.roll()
+    log.append([b"b"], timestamp_us=20)
+    for start in (1000, 2000, 3000, 4000):
+        log.roll(base_offset=start, gap_reason=GAP_UNCLEAN_END)
+    log.append([b"c"], timestamp_us=30)
+    reader = reader_of(log)
+    for time_us, payload in ((0, b"a"), (10, b"a"), (11, b"b"), (20, b"b"), (21, b"c"), (30, b"c"), (31, None)):
+        reader.seek_timestamp(time_us)
+        found = pairs_of(reader.read(1))
+        assert [pair[1] for pair in found] == ([payload] if payload else []), time_us
+
+
 @pytest.mark.parametrize("damage", ["missing", "torn", "foreign", "empty"])
 def test_an_index_is_a_help_and_not_needed(spread: LaidOutLog, damage: str) -> None:
     for base_offset in spread.segments:
