@@ -43,10 +43,11 @@ IN_FLIGHT_MAX = 64
 POLL_COUNT = 50_000
 HASH_MASK = 2**64 - 1
 WAIT_S = 30.0
-READ_NEXT = """\
-Read next: README.md for a broker of your own (`shmbroker serve`) and what an acknowledgement means, tuning.md for what
-each knob trades, ARCHITECTURE.md for the way of a batch from send to disk and back. `shmbroker bench` measures this
-machine."""
+READ_NEXT = (
+    "Read next: README.md for a broker of your own (`shmbroker serve`) and for what an acknowledgement means; tuning.md for"
+    " what each knob trades; ARCHITECTURE.md for the way of a batch from send to disk and back. `shmbroker bench` measures"
+    " this machine."
+)
 SKIPPED_DIRECTORIES = {"site-packages", "dist-packages", "__pycache__"}
 
 
