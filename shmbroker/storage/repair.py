@@ -6,8 +6,8 @@ bytes that are given up are kept beside the log in files ending ``.given-up``, w
 
 Then every kept segment is sealed, one that follows a loss says so in its header (GAP_REPAIR), and a new, empty segment
 begins at the reservation and at a position that nothing intact speaks of: no offset and no position is used twice. The
-ring and the control block go (rule 5). Last, the superblock counts one more repair. Until then verify finds what it
-found before, so a repair that was interrupted is done again.
+ring and the control block go (rule 5). Last, the superblock counts one more repair. Each step leaves a log that is no
+worse: a repair that was interrupted is planned anew from what is there, and gives up nothing more.
 
 Where both slots of the superblock are gone, the log is numbered on from twice a whole reservation above its end.
 """

@@ -333,7 +333,7 @@ def test_rule_06_a_copy_that_was_overwritten_is_thrown_away(log: LaidOutLog, rng
     reader = reader_of(log)
     before = log.words[words_of.WORD_OVERWRITE_END]
     words = interleave(reader)
-    overwritten = []
+    overwritten: list[str] = []
 
     class Checked(InterleavedWords):
         def __getitem__(self, index: int) -> int:
