@@ -91,8 +91,8 @@ class CatalogStore:
             if isinstance(error, sqlite3.Error):
                 raise store._fault(error) from error
             raise
-        if is_new:
-            _sync_directory(directory)
+        # Every time: whoever made the file may have died before its name was safe.
+        _sync_directory(directory)
         return store
 
     def _prepare(self, is_new: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Final, Self, get_args, get_origin, get_type_hints
 
@@ -53,6 +54,13 @@ def _matches(value: object, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
+@cache
+def _hints_of(body: type[Any]) -> dict[str, Any]:
+    """The fields of a body and their types."""
+    hints = get_type_hints(body)
+    return {field.name: hints[field.name] for field in fields(body)}
+
+
 class JsonBody:
     """A body that is one JSON object: the fields of the dataclass that inherits from it."""
 
@@ -69,12 +77,11 @@ class JsonBody:
             found = json.loads(bytes(reader.rest()))
         except (ValueError, RecursionError) as error:
             raise Malformed(f"not JSON: {error}") from None
-        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-        if not isinstance(found, dict) or set(found) != names:
-            raise Malformed(f"{cls.__name__} has exactly the fields {', '.join(sorted(names))}")
-        hints = get_type_hints(cls)
-        for name in names:
-            if not _matches(found[name], hints[name]):
+        hints = _hints_of(cls)  # type: ignore[arg-type]
+        if not isinstance(found, dict) or found.keys() != hints.keys():
+            raise Malformed(f"{cls.__name__} has exactly the fields {', '.join(hints)}")
+        for name, hint in hints.items():
+            if not _matches(found[name], hint):
                 raise Malformed(f"{cls.__name__}.{name} has a value of the wrong type")
         return cls(**found)
 

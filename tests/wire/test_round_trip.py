@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from struct import Struct
 from typing import Any
@@ -346,7 +347,7 @@ def test_a_batch_is_not_copied() -> None:
 
 
 def test_what_cannot_be_encoded_says_so() -> None:
-    for broken in (
+    attempts: list[Callable[[], bytes]] = [
         lambda: primitives.str8(""),
         lambda: primitives.str8("x" * 256),
         lambda: primitives.str8("\ud800"),
@@ -354,9 +355,10 @@ def test_what_cannot_be_encoded_says_so() -> None:
         lambda: primitives.identifier(-1),
         lambda: primitives.identifier(2**32),
         lambda: primitives.options([OptionValue("k", 2, b"")]),
-    ):
+    ]
+    for attempt in attempts:
         with pytest.raises(Malformed):
-            broken()
+            attempt()
 
 
 def test_a_reader_cannot_be_led_past_its_end() -> None:
