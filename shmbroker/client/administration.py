@@ -17,7 +17,7 @@ from shmbroker.client.descriptions import Durability, StreamDescription, TopicDe
 from shmbroker.client.lanes import Port
 from shmbroker.client.offsets import consumer_key, delete_stored, get_stored, store
 from shmbroker.core.options import OptionValue, option_values
-from shmbroker.errors import ErrorCode, error_from
+from shmbroker.errors import ErrorCode, OutcomeUnknown, WaitTimeout, error_from
 from shmbroker.wire import groups, local, messages, streams, system, topics
 from shmbroker.wire.bodies import Request
 from shmbroker.wire.primitives import Identifier
@@ -270,7 +270,10 @@ class Administration:
     def _open_partition(
         self, stream: Identifier, topic: Identifier, partition: int, rights: list[str], deadline: float
     ) -> local.OpenPartitionReply:
-        reply = self._connection.request(local.OpenPartition(stream, topic, partition, rights), deadline)
+        try:
+            reply = self._connection.request(local.OpenPartition(stream, topic, partition, rights), deadline)
+        except OutcomeUnknown as error:  # opening twice is fine, so nothing is unknown
+            raise WaitTimeout(f"{stream}/{topic}, partition {partition}: the broker did not open it in time") from error
         assert isinstance(reply, local.OpenPartitionReply)
         return reply
 

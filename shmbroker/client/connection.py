@@ -115,6 +115,8 @@ class Connection:
         try:
             if self.refusal is not None:
                 raise self.refusal
+            if time.monotonic() >= deadline:
+                raise WaitTimeout(f"{type(request).__name__}: no time left; nothing was sent")
             if self._owed:
                 self._settle_debt(deadline)
             frame = self._codec.request(request)
@@ -230,8 +232,11 @@ class Connection:
 
     # --- what is granted ---------------------------------------------------------------------------------------------
     def open_lane(self, worker: int, size: int, deadline: float) -> tuple[LaneClient, Doorbell, Doorbell]:
-        """A lane to ``worker``, its completion bell, and the worker's doorbell."""
-        reply, descriptors = self.call(local.OpenLane(worker, size, False), deadline)
+        """A lane to ``worker``, its completion bell, and the worker's doorbell. WaitTimeout where there was no time."""
+        try:
+            reply, descriptors = self.call(local.OpenLane(worker, size, False), deadline)
+        except OutcomeUnknown as error:
+            raise WaitTimeout(f"no lane to worker {worker} in time; nothing was sent through one") from error
         assert isinstance(reply, local.OpenLaneReply)
         if len(descriptors) != 1 or reply.completion is None:
             _close_all(descriptors)

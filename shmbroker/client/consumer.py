@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -242,7 +243,8 @@ class Consumer:
                     for cursor in self._cursors:
                         cursor.finish_commits(deadline)
                 if self._bell is not None:
-                    self._connection.unwatch(self._watch_id, deadline)
+                    with suppress(BrokerGone):  # the watch went with it
+                        self._connection.unwatch(self._watch_id, deadline)
         finally:
             if self._bell is not None:
                 self._bell.close()
