@@ -117,9 +117,7 @@ def _frames_fault(content: memoryview, frames_length: int, count: int) -> ErrorC
 
 def _equal_frames_hold(content: memoryview, length: int, count: int) -> bool:
     """Whether frames of one length all have the same sound pair of lengths, and ascending deltas. If not, they may
-    still be good or have a fault that has a name."""
-    if length <= FRAME_HEADER_SIZE:
-        return False
+    still be good or have a fault that has a name. (A batch of sound shape has more bytes than its frame headers.)"""
     _, _, _, _, headers_length, payload_length, reserved = FRAME_HEADER.unpack_from(content)
     if reserved or headers_length + payload_length + FRAME_HEADER_SIZE != length:
         return False

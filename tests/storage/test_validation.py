@@ -175,6 +175,27 @@ def test_an_index_that_only_adds_up_is_noticed(shape: str) -> None:
     assert wrapped.fault() == ErrorCode.INVALID_FORMAT
 
 
+@pytest.mark.parametrize("change", [1000, 1, -1])
+def test_frame_and_index_that_agree_on_a_lie_still_have_to_tile_the_batch(change: int) -> None:
+    for shape, messages in SHAPES.items():
+        for number in places_in(messages):
+            batch = Crafted(messages)
+            batch.lengths[number] += change
+            batch.set_word(number, 36, batch.word(number, 36) + change)
+            named = (ErrorCode.INVALID_FORMAT, ErrorCode.EMPTY_MESSAGE_PAYLOAD)
+            assert batch.fault() in named, f"{shape}, message {number}"
+
+
+@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize("length", [0, 10, FRAME_HEADER_SIZE - 1])
+def test_the_last_frame_has_a_whole_header(count: int, length: int) -> None:
+    batch = Crafted([(100, 0)] * count)
+    batch.lengths[-2] += batch.lengths[-1] - length
+    batch.set_word(count - 2, 36, batch.lengths[-2] - FRAME_HEADER_SIZE)
+    batch.lengths[-1] = length
+    assert batch.fault() == ErrorCode.INVALID_FORMAT
+
+
 def test_swapped_frames_are_noticed() -> None:
     for count in (2, 50):
         batch = Crafted([(100, 0)] * count)
