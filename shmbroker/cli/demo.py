@@ -44,9 +44,9 @@ POLL_COUNT = 50_000
 HASH_MASK = 2**64 - 1
 WAIT_S = 30.0
 READ_NEXT = (
-    "Read next: README.md for a broker of your own (`shmbroker serve`) and for what an acknowledgement means; tuning.md for"
-    " what each knob trades; ARCHITECTURE.md for the way of a batch from send to disk and back. `shmbroker bench` measures"
-    " this machine."
+    "Read next: README.md for a broker of your own (`shmbroker serve`) and for what an acknowledgement means; tuning.md"
+    " for what each knob trades; ARCHITECTURE.md for the way of a batch from send to disk and back. `shmbroker bench`"
+    " measures this machine."
 )
 SKIPPED_DIRECTORIES = {"site-packages", "dist-packages", "__pycache__"}
 

@@ -216,7 +216,7 @@ class Connection:
     def close(self) -> None:
         """Closes the socket: the front takes back everything that it granted."""
         self._fail(Closed("this client is closed"))
-        with suppress(OSError):
+        with suppress(OSError):  # the front may have ended first
             self._socket.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._socket.close()

@@ -260,7 +260,7 @@ class Reaper:
                         self.give_up_lead()
                 self.run_callbacks()
                 if not (is_leader and self._is_attentive):
-                    time.sleep(RESCUE_S)
+                    time.sleep(RESCUE_S)  # bounded: what is pending is answered, or its lane closes
             with self.condition:
                 # Said before the look at pending: a submitter adds first and reads this after.
                 self.rescue_asleep = True

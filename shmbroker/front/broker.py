@@ -227,7 +227,7 @@ class Broker:
             self.spawn(self.bury(sorted(self.keeper.catalog.buried)))
 
     async def _register_again(self, watch: Watch, worker: int, log_ids: list[int]) -> None:
-        with contextlib.suppress(ShmbrokerError):
+        with contextlib.suppress(ShmbrokerError):  # that run has ended too: its successor is told
             await self.register_watch(watch, worker, log_ids)
 
     async def register_watch(self, watch: Watch, worker: int, log_ids: list[int]) -> None:
@@ -333,7 +333,7 @@ class Broker:
 
     async def _end_on_worker(self, session: int, worker: int, generation: int) -> None:
         if self.workers[worker].generation == generation:
-            with contextlib.suppress(ShmbrokerError):
+            with contextlib.suppress(ShmbrokerError):  # a run that has ended knows of no session
                 link = await self.workers[worker].running()
                 await link.control("end", session=session)
 
