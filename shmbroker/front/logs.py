@@ -22,6 +22,8 @@ from shmbroker.formats.control import (
     CONTROL_SIZE,
     COUNTER,
     WORD_COMMITTED_OFFSET,
+    WORD_COMMITTED_POSITION,
+    WORD_FIRST_POSITION,
     WORD_SEGMENT_COUNT,
     WORD_STATE,
     State,
@@ -164,7 +166,7 @@ class Logs:
                 State(words[WORD_STATE]),
                 words[WORD_SEGMENT_COUNT],
                 words[WORD_COMMITTED_OFFSET],
-                words[COUNTER["bytes_retained"]],
+                words[WORD_COMMITTED_POSITION] - words[WORD_FIRST_POSITION],
                 words[COUNTER["messages_retained"]],
             )
 

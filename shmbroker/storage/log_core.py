@@ -112,6 +112,7 @@ class LogCore:
         self._quiet_end = -1
         self._message_count = self._batch_count = self._byte_count = 0
         self._segment_message_base = 0
+        self._retained_base = 0
         self._room_end = self._record_max = self._roll_at = self._reserve_at = 0
 
     @property
@@ -416,6 +417,14 @@ class LogCore:
         control[COUNTER["messages"]] = counters["messages"] + self._message_count
         control[COUNTER["bytes"]] = counters["bytes"] + self._byte_count
         control[COUNTER["batches"]] = counters["batches"] + self._batch_count
+        control[COUNTER["messages_retained"]] = self._retained_base + self._message_count
+
+    def _count_retained(self) -> None:
+        """Counts what the log holds, to which :meth:`publish` adds from then on."""
+        self._note_newest()
+        self._retained_base = self.segments.message_count - self._message_count
+        self.control[COUNTER["messages_retained"]] = self.segments.message_count
+        self.control[COUNTER["bytes_retained"]] = self.segments.size
 
     def _note_newest(self) -> None:
         """Brings what is known of the active segment up to date."""

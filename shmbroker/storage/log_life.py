@@ -159,6 +159,7 @@ class LogLife(LogCore):
             control[words.WORD_RING_GENERATION_LAST] = highest
             self.runtime.remove_ring(self.log_id, self.incarnation, generation)
         self.segments.publish(control)
+        self._count_retained()
         control[words.WORD_VISIBLE_OFFSET] = self._visible_offset = self.committed_offset
         control[words.WORD_VISIBLE_POSITION] = self._visible_position = self._end
         self.visible_moved = True

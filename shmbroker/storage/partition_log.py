@@ -204,8 +204,7 @@ class PartitionLog(LogLife):
                 lowest_stored_offset=self.offsets.lowest(),
             )  # fmt: skip
             self.delete_segments(count)
-        self.control[COUNTER["messages_retained"]] = self.segments.message_count
-        self.control[COUNTER["bytes_retained"]] = self.segments.size
+        self._count_retained()
 
     def delete_segments(self, count: int) -> int:
         """Deletes up to ``count`` of the oldest sealed segments, durably; how many went. The newest never goes."""
@@ -222,6 +221,7 @@ class PartitionLog(LogLife):
             return 0
         self._counters["segments_deleted"] += count
         self.control[COUNTER["segments_deleted"]] = self._counters["segments_deleted"]
+        self._count_retained()
         return count
 
     def update_options(self, options: LogOptions) -> None:
@@ -232,6 +232,7 @@ class PartitionLog(LogLife):
 
     def describe(self) -> dict[str, object]:
         """What stats show of this partition. Offsets are the next ones; sizes and positions in bytes."""
+        self._note_newest()
         infos = self.segments.infos
         return {
             "log_id": self.log_id,
