@@ -221,7 +221,7 @@ def banned_calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
             yield (
                 node,
                 (
-                    "a sleep is late or early: wait on a doorbell, a condition or a descriptor; or, between tries that end,"
+                    "a sleep is late or early: wait on a doorbell, condition or descriptor; or, between tries that end,"
                     " name the deadline, or say in a comment how they are bounded"
                 ),
             )
