@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmbroker.limits import DEDUPLICATION_PRODUCERS_MAX, DEDUPLICATION_WINDOW
@@ -19,6 +19,7 @@ def expected(records: dict[int, tuple[int, int]], sequence: int) -> object:
     return records.get(sequence)
 
 
+@settings(deadline=None)
 @given(
     start=st.integers(1, 2**64 - 5000),
     steps=st.lists(st.one_of(st.integers(1, 3), st.integers(1, 600), st.integers(-300, -1)), max_size=60),
