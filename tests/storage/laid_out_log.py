@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 from pathlib import Path
 
+from shmbroker.client.batch import Batch
 from shmbroker.client.encoding import encode_batch
 from shmbroker.formats import control as words_of
 from shmbroker.formats import index as index_format
@@ -18,6 +20,7 @@ from shmbroker.formats import segment as segment_format
 from shmbroker.formats.batch import BatchHeader, filler_length, pack_filler, pack_header, unpack_header
 from shmbroker.formats.control import CONTROL_MAGIC, CONTROL_SIZE, State
 from shmbroker.limits import MIB, PAGE_SIZE
+from shmbroker.storage.reader import LogReader, RecordSlice
 
 LOG_ID = 7
 PARTITION_ID = 3
@@ -93,7 +96,8 @@ class LaidOutLog:
             previous, gap_reason, 0,
         )  # fmt: skip
         self.segment_header = header
-        self.log_path().write_bytes(segment_format.pack_page(header, None) + bytes(4 * MIB))
+        self.log_path().write_bytes(segment_format.pack_page(header, None))
+        os.truncate(self.log_path(), PAGE_SIZE + 4 * MIB)
         self._write_index()
         self.set(WORD_ACTIVE_BASE_POSITION=self.base_position, WORD_ACTIVE_BASE_OFFSET=self.base_offset)
         self.set(WORD_SEGMENTS_GENERATION=self.words[words_of.WORD_SEGMENTS_GENERATION] + 1)
@@ -190,3 +194,34 @@ class LaidOutLog:
         self.log_path(base_offset).unlink()
         (self.files / segment_format.index_name(base_offset)).unlink()
         self.expected = [pair for pair in self.expected if pair[0] >= self.segments[0]]
+
+
+def reader_of(log: LaidOutLog) -> LogReader:
+    return LogReader(log.control_path, log.directory)
+
+
+def pairs_of(slices: list[RecordSlice]) -> list[tuple[int, bytes]]:
+    batches = [Batch(piece) for piece in slices]
+    return [
+        (batch.base_offset + number, payload) for batch in batches for number, payload in enumerate(batch.payloads())
+    ]
+
+
+def read_all(reader: LogReader, max_messages: int = 1000, max_bytes: int = MIB) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    while slices := reader.read(max_messages, max_bytes):
+        assert sum(piece.count for piece in slices) <= max_messages
+        assert len(slices) == 1 or sum(len(piece.record) for piece in slices) <= max_bytes
+        found += pairs_of(slices)
+    return found
+
+
+def payloads(rng: random.Random, count: int, size_max: int = 300) -> list[bytes]:
+    return [rng.randbytes(rng.randint(1, size_max)) for _ in range(count)]
+
+
+def fill(log: LaidOutLog, rng: random.Random, batches: int, count: int = 20, *, flush_each: int = 0) -> None:
+    for number in range(batches):
+        log.append(payloads(rng, count), timestamp_us=1000 + log.offset)
+        if flush_each and number % flush_each == flush_each - 1:
+            log.flush()

@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
-from shmbroker.client.batch import Batch
-from shmbroker.errors import Corrupt, NotFound, PartitionRefused, PartitionReplaced, Unavailable
+from shmbroker.errors import PartitionReplaced
 from shmbroker.formats import control as words_of
-from shmbroker.formats import segment as segment_format
 from shmbroker.formats.control import State
 from shmbroker.formats.segment import GAP_UNCLEAN_END
 from shmbroker.limits import MIB, PAGE_SIZE
-from shmbroker.storage.reader import LogReader, RecordSlice
-from tests.storage.laid_out_log import LaidOutLog
+from shmbroker.storage.reader import LogReader
+from tests.storage.laid_out_log import LaidOutLog, fill, pairs_of, payloads, read_all, reader_of
 
 KIB = 1024
 
@@ -29,37 +27,6 @@ KIB = 1024
 @pytest.fixture
 def log(tmp_path: Path) -> LaidOutLog:
     return LaidOutLog(tmp_path)
-
-
-def reader_of(log: LaidOutLog) -> LogReader:
-    return LogReader(log.control_path, log.directory)
-
-
-def pairs_of(slices: list[RecordSlice]) -> list[tuple[int, bytes]]:
-    batches = [Batch(piece) for piece in slices]
-    return [
-        (batch.base_offset + number, payload) for batch in batches for number, payload in enumerate(batch.payloads())
-    ]
-
-
-def read_all(reader: LogReader, max_messages: int = 1000, max_bytes: int = MIB) -> list[tuple[int, bytes]]:
-    found: list[tuple[int, bytes]] = []
-    while slices := reader.read(max_messages, max_bytes):
-        assert sum(piece.count for piece in slices) <= max_messages
-        assert len(slices) == 1 or sum(len(piece.record) for piece in slices) <= max_bytes
-        found += pairs_of(slices)
-    return found
-
-
-def payloads(rng: random.Random, count: int, size_max: int = 300) -> list[bytes]:
-    return [rng.randbytes(rng.randint(1, size_max)) for _ in range(count)]
-
-
-def fill(log: LaidOutLog, rng: random.Random, batches: int, count: int = 20, *, flush_each: int = 0) -> None:
-    for number in range(batches):
-        log.append(payloads(rng, count), timestamp_us=1000 + log.offset)
-        if flush_each and number % flush_each == flush_each - 1:
-            log.flush()
 
 
 # --- where the bytes are --------------------------------------------------------------------------------------------
@@ -164,98 +131,6 @@ def test_what_was_handed_out_outlives_the_reader_and_the_files(log: LaidOutLog, 
     assert [pair for pair in pairs_of(slices) if pair[0] >= log.expected[0][0]] == log.expected
     with pytest.raises(TypeError):
         slices[0].record[0] = 1
-
-
-# --- seeking --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def spread(log: LaidOutLog, rng: random.Random) -> LaidOutLog:
-    """Three segments, a gap in the numbers before the third, an unflushed tail; times are 1000 + base offset."""
-    fill(log, rng, 12)
-    log.roll()
-    fill(log, rng, 12, flush_each=5)
-    log.give_ring_back()
-    log.roll(base_offset=100_000, gap_reason=GAP_UNCLEAN_END)
-    fill(log, rng, 12, flush_each=5)
-    return log
-
-
-def test_seek_to_every_offset(spread: LaidOutLog) -> None:
-    reader = reader_of(spread)
-    for number, (offset, payload) in enumerate(spread.expected):
-        reader.seek_offset(offset)
-        assert reader.next_offset <= offset
-        assert pairs_of(reader.read(1)) == [(offset, payload)], number
-
-
-def test_seek_into_a_gap_and_beyond_the_end(spread: LaidOutLog) -> None:
-    reader = reader_of(spread)
-    reader.seek_offset(60_000)
-    assert pairs_of(reader.read(1)) == [spread.expected[480]]
-    reader.seek_offset(spread.offset)
-    assert reader.read(1) == []
-    beyond = spread.offset + 30
-    reader.seek_offset(beyond)
-    for _ in range(2):
-        spread.append([b"x"] * 20)
-        spread.flush()
-        spread.roll()
-    assert pairs_of(reader.read(100)) == [(beyond + number, b"x") for number in range(10)]
-
-
-def test_seek_to_the_last_counts_messages_and_not_numbers(spread: LaidOutLog) -> None:
-    reader = reader_of(spread)
-    for last in (0, 1, 20, 239, 240, 241, 480, 719, 720, 5000):
-        reader.seek_last(last)
-        assert read_all(reader) == (spread.expected[-last:] if last else [])
-
-
-def test_seek_by_time(spread: LaidOutLog) -> None:
-    reader = reader_of(spread)
-    starts = [offset for offset, _ in spread.expected[::20]]
-    for time_us in [0, 1, 1000, *(1000 + start + shift for start in starts for shift in (-1, 0, 1))]:
-        reader.seek_timestamp(time_us)
-        wanted = next((start for start in starts if 1000 + start >= time_us), None)
-        found = reader.read(1)
-        assert (found[0].header.base_offset if found else None) == wanted, time_us
-    reader.seek_timestamp(10**9)
-    assert reader.read(1) == []
-    spread.append([b"late"], timestamp_us=10**9 - 1)
-    spread.append([b"on time"], timestamp_us=10**9)
-    assert [payload for _, payload in pairs_of(reader.read(5))] == [b"on time"]
-
-
-def test_seek_by_time_passes_segments_without_messages(log: LaidOutLog) -> None:
-    log.append([b"a"], timestamp_us=10)
-    log.roll()
-    log.append([b"b"], timestamp_us=20)
-    for start in (1000, 2000, 3000, 4000):
-        log.roll(base_offset=start, gap_reason=GAP_UNCLEAN_END)
-    log.append([b"c"], timestamp_us=30)
-    reader = reader_of(log)
-    for time_us, payload in ((0, b"a"), (10, b"a"), (11, b"b"), (20, b"b"), (21, b"c"), (30, b"c"), (31, None)):
-        reader.seek_timestamp(time_us)
-        found = pairs_of(reader.read(1))
-        assert [pair[1] for pair in found] == ([payload] if payload else []), time_us
-
-
-@pytest.mark.parametrize("damage", ["missing", "torn", "foreign", "empty"])
-def test_an_index_is_a_help_and_not_needed(spread: LaidOutLog, damage: str) -> None:
-    for base_offset in spread.segments:
-        path = spread.files / segment_format.index_name(base_offset)
-        if damage == "missing":
-            path.unlink()
-        elif damage == "torn":
-            contents = bytearray(path.read_bytes())
-            contents[32 + 24 :: 32] = bytes(byte ^ 255 for byte in contents[32 + 24 :: 32])
-            path.write_bytes(contents)
-        else:
-            path.write_bytes(bytes(4096) if damage == "foreign" else b"")
-    reader = reader_of(spread)
-    for offset, payload in spread.expected[::37]:
-        reader.seek_offset(offset)
-        assert pairs_of(reader.read(1)) == [(offset, payload)]
 
 
 # --- what moves under a reader --------------------------------------------------------------------------------------
@@ -442,42 +317,6 @@ def test_rule_14_a_purge_lets_the_batch_be_finished_then_raises(log: LaidOutLog)
         reader_of(log)
 
 
-@pytest.mark.parametrize(
-    ("state", "kind"),
-    [(State.REFUSED, PartitionRefused), (State.DELETED, NotFound), (State.REPLACED, PartitionReplaced)],
-)
-def test_states_that_give_nothing(log: LaidOutLog, state: State, kind: type[Exception]) -> None:
-    log.append([b"a"])
-    reader = reader_of(log)
-    log.set(WORD_ERROR=20005, WORD_STATE=state)
-    assert reader.state is state
-    assert state.name.lower() in reader.reason
-    with pytest.raises(kind):
-        reader.read(1)
-
-
-@pytest.mark.parametrize("state", [State.OPEN, State.POISONED, State.CLOSED])
-def test_states_in_which_reads_go_on(log: LaidOutLog, state: State) -> None:
-    log.append([b"a"])
-    log.set(WORD_STATE=state)
-    assert pairs_of(reader_of(log).read(1)) == [(0, b"a")]
-
-
-def test_a_control_block_that_is_not_ready(log: LaidOutLog) -> None:
-    log.set(WORD_MAGIC=0)
-    with pytest.raises(Unavailable):
-        reader_of(log)
-
-
-def test_while_a_worker_opens_the_partition_nothing_is_given(log: LaidOutLog) -> None:
-    log.append([b"a"])
-    reader = reader_of(log)
-    log.set(WORD_STATE=State.OPENING)
-    assert reader.read(1) == []
-    log.set(WORD_STATE=State.OPEN)
-    assert pairs_of(reader.read(1)) == [(0, b"a")]
-
-
 def test_a_worker_that_lost_its_ring_uses_positions_again(log: LaidOutLog) -> None:
     """What was read and lost with the ring comes back with other numbers at the same positions: it is read, once."""
     log.append([b"kept"])
@@ -495,66 +334,3 @@ def test_a_worker_that_lost_its_ring_uses_positions_again(log: LaidOutLog) -> No
     log.start_segment(base_offset=5000, gap_reason=GAP_UNCLEAN_END)
     log.append([b"new", b"newer", b"newest"])
     assert pairs_of(reader.read(10)) == [(5000, b"new"), (5001, b"newer"), (5002, b"newest")]
-
-
-# --- damage ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("byte", "what"), [(0, "header"), (60, "header"), (255, "header"), (260, "content"), (330, "content")]
-)
-def test_a_flipped_byte_in_a_file_is_found_and_named(log: LaidOutLog, rng: random.Random, byte: int, what: str) -> None:
-    positions = []
-    for _ in range(5):
-        positions.append(log.position)
-        log.append(payloads(rng, 20))
-    log.give_ring_back()
-    at = PAGE_SIZE + positions[2] + byte
-    with open(log.log_path(), "r+b") as file:
-        file.seek(at)
-        old = file.read(1)
-        file.seek(at)
-        file.write(bytes((old[0] ^ 1,)))
-    reader = reader_of(log)
-    assert pairs_of(reader.read(40)) == log.expected[:40]
-    for _ in range(2):
-        with pytest.raises(Corrupt) as caught:
-            reader.read(40)
-        assert caught.value.path == str(log.log_path())
-        assert caught.value.position == PAGE_SIZE + positions[2]
-        assert what in caught.value.fault
-    reader.seek_offset(60)
-    if what == "content":
-        assert read_all(reader) == log.expected[60:]
-
-
-def test_a_flipped_byte_in_the_ring_is_found(log: LaidOutLog) -> None:
-    log.append([b"a" * 100])
-    assert log.ring is not None
-    log.ring[PAGE_SIZE + 310] ^= 1
-    with pytest.raises(Corrupt, match="content checksum"):
-        reader_of(log).read(1)
-
-
-@pytest.mark.parametrize("wrong", ["another log", "another incarnation", "no header", "cut short"])
-def test_a_foreign_or_cut_segment_file_is_refused(log: LaidOutLog, rng: random.Random, wrong: str) -> None:
-    fill(log, rng, 10)
-    log.give_ring_back()
-    header = log.segment_header
-    if wrong == "cut short":
-        os.truncate(log.log_path(), PAGE_SIZE + 100)
-    else:
-        other = {
-            "another log": header._replace(log_id=99), "another incarnation": header._replace(incarnation=bytes(16)),
-        }.get(wrong)  # fmt: skip
-        with open(log.log_path(), "r+b") as file:
-            file.write(segment_format.pack_page(other, None) if other else bytes(PAGE_SIZE))
-    with pytest.raises(Corrupt):
-        reader_of(log).read(1)
-
-
-def test_a_record_that_claims_more_than_is_visible(log: LaidOutLog) -> None:
-    log.append([b"a" * 1000])
-    log.set(WORD_VISIBLE_POSITION=log.position - 8)
-    with pytest.raises(Corrupt, match="cut short"):
-        reader_of(log).read(1)
