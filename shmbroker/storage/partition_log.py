@@ -139,6 +139,7 @@ class PartitionLog(LogLife):
         if now_us > timestamp:
             timestamp = self._last_timestamp = now_us
         raw = self._raw
+        # ``raw`` is our own memory: it is published by the copy below.
         STAMP_FIRST.pack_into(raw, 0, self.partition_id, offset, timestamp)
         STAMP_SECOND.pack_into(raw, STAMP_SECOND_POSITION, position, self._durable_position, self.incarnation)
         CHECKSUM.pack_into(raw, CHECKSUM_POSITION, crc32c(self._raw_body))
