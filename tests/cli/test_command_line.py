@@ -259,7 +259,34 @@ def test_stats_tell_of_workers_and_partitions(run: Run, topic: tuple[str, str]) 
     assert topic[0] in shown
 
 
+def test_the_workloads_are_listed(run: Run) -> None:
+    assert "batches-100" in run("bench", "--list").stdout
+
+
 # --- errors and status ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_is_one_line_and_status_1(run: Run, topic: tuple[str, str]) -> None:
+    for words in (
+        ["message", "send", *topic, "", "-p", "0"],
+        ["message", "send", *topic, "x", "-p", "9"],
+        ["message", "poll", *topic, "9", "--first"],
+        ["consumer-offset", "set", "audit", *topic, "0", "77"],
+        ["consumer-offset", "get", "audit", *topic, "9"],
+        ["partition", "delete", *topic, "3"],
+        ["topic", "create", topic[0], topic[1], "1", "none"],
+        ["topic", "create", topic[0], "gz", "1", "zip"],
+        ["topic", "create", topic[0], "soon", "1", "none", "sometime"],
+        ["topic", "create", topic[0], "odd", "1", "none", "--set", "segment_size=1"],
+        ["topic", "create", topic[0], "odd", "1", "none", "--set", "colour=blue"],
+        ["bench", "nonsense"],
+    ):
+        refused = run(*words, status=1)
+        assert refused.stdout == "", words
+        assert refused.stderr.startswith("error: "), words
+        assert refused.stderr.count("\n") == 1, words
+    run("topic", "create", topic[0], "odd", "1", "none", "--set", "segment_size", status=2)
+    assert [each["name"] for each in parsed(run("topic", "list", topic[0], "--json"))] == [topic[1]]
 
 
 @pytest.mark.parametrize(
