@@ -53,7 +53,7 @@ class Cursor:
             except (PartitionReplaced, Unavailable):
                 if time.monotonic() + REOPEN_S >= deadline:
                     raise
-                time.sleep(REOPEN_S)
+                self.port.closing.wait(REOPEN_S)
 
     def read(self, max_messages: int, max_bytes: int) -> list[Batch]:
         """What is visible from here. Raises PartitionReplaced once after a purge; stands at the new beginning then."""

@@ -66,6 +66,8 @@ class Port:
         self.body_length_max = 0
         self.refusal: ShmbrokerError | None = None
         """Raised by every offer, once set: closed, or in the wrong process."""
+        self.closing = threading.Event()
+        """Set by close(): ends waits that nothing else would end."""
         self.reaper = Reaper(
             lambda: opener.alive, self._retire, f"shmbroker worker {worker}", is_attentive=is_attentive
         )
@@ -182,7 +184,7 @@ class Port:
                         raise
                     if isinstance(error, Closed):
                         raise
-                    time.sleep(REOPEN_S)
+                    self.closing.wait(REOPEN_S)
                     continue
                 self._take(lane, bell, doorbell)
                 return
@@ -209,6 +211,7 @@ class Port:
     def close(self, error: ShmbrokerError) -> None:
         """Refuses further offers with ``error``. What is under way and was not waited for gets OutcomeUnknown."""
         self.refusal = error
+        self.closing.set()
         self.reaper.stop()
 
     def wait_idle(self, deadline: float) -> bool:

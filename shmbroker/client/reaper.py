@@ -63,7 +63,7 @@ class Reaper:
         self._rescue: threading.Thread | None = None
         self._rescue_wake = threading.Lock()
         self._rescue_wake.acquire()
-        self._stopped = False
+        self._stopping = threading.Event()
 
     # --- waiting -----------------------------------------------------------------------------------------------------
     def wait_for(self, entry: Answer[Any], deadline: float | None) -> bool:
@@ -202,8 +202,8 @@ class Reaper:
         return lane is None or lane.closed != 0
 
     def look_after(self) -> None:
-        """Holding the lead: if the worker or the broker has ended, takes what was completed and buries the rest."""
-        if self.lane_closed() or not self._alive():
+        """Holding the lead: if worker, broker or client have ended, takes what was completed and buries the rest."""
+        if self.lane_closed() or self._stopping.is_set() or not self._alive():
             self.reap()
             self.bury()
 
@@ -238,7 +238,7 @@ class Reaper:
     def call_rescue(self) -> None:
         """Makes sure that somebody reaps though nobody waits. After adding to ``pending``."""
         with self.condition:
-            if not self.rescue_asleep or self._stopped:
+            if not self.rescue_asleep or self._stopping.is_set():
                 return
             self.rescue_asleep = False
             if self._rescue is None:
@@ -248,9 +248,9 @@ class Reaper:
                 self._rescue_wake.release()
 
     def _run_rescue(self) -> None:
-        while not self._stopped:
+        while not self._stopping.is_set():
             turn = 0
-            while self.pending and not self._stopped:
+            while self.pending and not self._stopping.is_set():
                 turn += 1
                 is_leader = self.lead.acquire(False)
                 if is_leader:
@@ -260,11 +260,11 @@ class Reaper:
                         self.give_up_lead()
                 self.run_callbacks()
                 if not (is_leader and self._is_attentive):
-                    time.sleep(RESCUE_S)  # bounded: what is pending is answered, or its lane closes
+                    self._stopping.wait(RESCUE_S)  # bounded: what is pending is answered, or its lane closes
             with self.condition:
                 # Said before the look at pending: a submitter adds first and reads this after.
                 self.rescue_asleep = True
-                if self.pending or self._stopped:
+                if self.pending or self._stopping.is_set():
                     self.rescue_asleep = False
                     continue
             self._rescue_wake.acquire()
@@ -284,7 +284,7 @@ class Reaper:
     def stop(self) -> None:
         """Ends the rescue thread and the lane; what is still under way gets OutcomeUnknown."""
         with self.condition:
-            self._stopped = True
+            self._stopping.set()
             if self.rescue_asleep and self._rescue is not None:
                 self.rescue_asleep = False
                 self._rescue_wake.release()

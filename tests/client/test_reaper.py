@@ -269,6 +269,18 @@ def test_a_closed_port_refuses_and_settles_what_is_left(scripted: tuple[Scripted
     assert route.sent_count - route.settled_count == 0
 
 
+def test_closing_ends_the_wait_of_another_thread(scripted: tuple[ScriptedBroker, Port]) -> None:
+    broker, port = scripted
+    route = route_of(port)
+    put(route, awaited=True).result(LONG_S)
+    broker.say("hold")
+    ticket = put(route, awaited=True)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(ticket.exception)
+        port.close(Closed("closed by the test"))
+        assert isinstance(waiting.result(LONG_S), OutcomeUnknown)
+
+
 def test_rule_18_a_large_record_gets_a_larger_lane_after_all_before_it(scripted: tuple[ScriptedBroker, Port]) -> None:
     broker, port = scripted
     route = route_of(port)
