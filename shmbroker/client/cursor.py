@@ -119,6 +119,8 @@ class Cursor:
                 self._automatic.exception(max(0.0, deadline - time.monotonic()))
             self.commit_behind(deadline)
             if self._automatic is None:
+                if self.handed_out > self._requested:
+                    raise BufferFull(f"{self.name}: no room to store offset {self.handed_out} in time")
                 return
 
     def close(self) -> None:

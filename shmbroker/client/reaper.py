@@ -147,7 +147,10 @@ class Reaper:
             wake.wait(wait_s)
         with self.condition:
             self._crowd.pop(wake, None)
+            is_chosen = wake not in self._followers
             self._followers.pop(wake, None)
+        if is_chosen:
+            self.glance()  # and passes the lead on: whoever called us may have what it needs
         return True
 
     def give_up_lead(self) -> None:

@@ -21,6 +21,7 @@ from shmbroker.errors import (
     InvalidOffset,
     NotFound,
     OutcomeUnknown,
+    PartitionRefused,
     PartitionReplaced,
     ShmbrokerError,
 )
@@ -284,6 +285,33 @@ def test_a_killed_worker_does_not_disturb_a_waiting_consumer(broker: Embedded, d
                 except OutcomeUnknown:
                     continue
         assert client.get_consumer_offset("stream", "topic", 0, name="reader") == consumer.positions()[0] - 1
+
+
+def test_a_refused_partition_says_so_to_both_sides_and_the_others_go_on(tmp_path: Path) -> None:
+    import shmbroker
+
+    data = tmp_path / "data"
+    with shmbroker.embedded(data) as broker, broker.connect() as client:
+        client.create_stream("stream")
+        client.create_topic("stream", "topic", partitions=2, durability="persisted")
+        with client.producer("stream", "topic") as producer:
+            fill(producer, 0)
+            fill(producer, 1)
+    damaged = sorted(data.rglob("*.log"))[0]
+    with damaged.open("r+b") as file:
+        file.seek(4096 + 400)
+        file.write(b"damage")
+    with shmbroker.embedded(data) as broker, broker.connect() as client:
+        (refused,) = [each for each in client.stats()["partitions"] if each["state"] == "refused"]
+        with pytest.raises(PartitionRefused, match=r"\.log.*repair"):
+            client.consumer("stream", "topic", partition=refused["partition"])
+        whole = 1 - refused["partition"]
+        with client.producer("stream", "topic") as producer:
+            with pytest.raises(PartitionRefused):
+                producer.send([b"m"], partition=refused["partition"])
+            assert producer.send([b"m"], partition=whole).base_offset == 100
+        with client.consumer("stream", "topic", partition=whole) as consumer:
+            assert sum(batch.count for batch in consumer.poll()) == 101
 
 
 def test_a_broker_that_ends_ends_a_waiting_poll(tmp_path: Path) -> None:

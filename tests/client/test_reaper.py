@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -50,6 +51,31 @@ def test_threads_that_wait_for_different_answers_all_get_theirs(scripted: tuple[
     assert sorted(offset for offsets in found for offset in offsets) == list(range(1600))
     assert all(offsets == sorted(offsets) for offsets in found)
     assert not scripted[1].reaper.pending
+
+
+def test_impatient_threads_lose_no_answer(scripted: tuple[ScriptedBroker, Port], seed: int) -> None:
+    """Threads that wait, give up, look again, fill the route and flush, all at once."""
+    routes = [route_of(scripted[1], max_in_flight=5) for _ in range(2)]
+
+    def work(number: int) -> int:
+        chance = random.Random(seed + number)
+        confirmed = 0
+        for _ in range(150):
+            ticket = put(routes[number % 2], awaited=chance.random() < 0.5)
+            while not ticket.done():
+                try:
+                    confirmed += ticket.result(chance.choice([0.0, 0.0001, 0.002, LONG_S])).count
+                    break
+                except StillInFlight:
+                    if chance.random() < 0.2:
+                        routes[0].wait_settled(routes[0].sent_count, time.monotonic() + LONG_S)
+            else:
+                confirmed += ticket.result(0).count
+        return confirmed
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(work, range(8))) == [150] * 8
+    assert [route.sent_count - route.settled_count for route in routes] == [0, 0]
 
 
 def test_followers_are_woken_when_the_leader_leaves(scripted: tuple[ScriptedBroker, Port]) -> None:
