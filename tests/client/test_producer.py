@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 import shmbroker
-from shmbroker import Client, Durability, Ticket
+from shmbroker import Client, Durability, Producer, Ticket
 from shmbroker.client.embedded import Embedded
 from shmbroker.errors import (
     BatchTooLarge,
@@ -244,6 +244,45 @@ def test_rule_07_a_killed_worker_and_resend(broker: Embedded) -> None:
     expected = [b"first", *(b"%d" % number for number in range(len(tickets))), b"last"]
     assert Counter(everything(client, "kept")) == Counter(expected)
     client.close()
+
+
+def submit_until_it_fails(producer: Producer, tickets: list[Ticket]) -> None:
+    try:
+        while len(tickets) < 1_000_000:
+            tickets.append(producer.submit([b"%d" % len(tickets)]))
+    except (BrokerGone, OutcomeUnknown):
+        return
+    pytest.fail("a dead broker takes everything")
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_rule_07_every_process_killed_and_resent_by_a_new_client(broker: Embedded, durability: Durability) -> None:
+    """Confirmed under either policy is there; unknown is sent again by a new client; nothing stands there twice."""
+    client = broker.connect()
+    client.create_stream("stream")
+    client.create_topic("stream", "topic", durability=durability)
+    producer = client.producer("stream", "topic", max_in_flight=100)
+    tickets = [producer.submit([b"%d" % number]) for number in range(200)]
+    tickets[0].result(LONG_S)
+    for pid in broker.process_ids():
+        os.kill(pid, signal.SIGKILL)
+    submit_until_it_fails(producer, tickets)
+    errors = [ticket.exception(LONG_S) for ticket in tickets]
+    unknown = [ticket for ticket, error in zip(tickets, errors, strict=True) if error is not None]
+    assert all(type(error) is OutcomeUnknown for error in errors if error is not None)
+    client.close()
+
+    def connected() -> Client | None:
+        try:
+            return broker.connect()
+        except Unavailable:
+            return None
+
+    with wait_until(connected, "the broker to be started again") as after, after.producer("stream", "topic") as second:
+        duplicates = [second.resend(ticket).result(LONG_S).duplicate for ticket in unknown]
+        print(f"{len(tickets)} sent, {len(unknown)} unknown, {sum(duplicates)} of them had been appended")
+        found = everything(after, "topic")
+    assert sorted(map(int, found)) == list(range(len(tickets)))
 
 
 def test_a_ticket_is_sent_again_by_another_client_and_found(
