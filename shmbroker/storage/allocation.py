@@ -25,14 +25,13 @@ class StepAllocator:
         assert allocated % PAGE_SIZE == 0
         self.allocated = allocated
         """Bytes of the file that are durable parts of it: all of them may be written and mapped."""
-        self.ahead_at = 0
+        self.ahead_at = allocated - ALLOCATION_STEP_MIN // 2
         """From this file size on :meth:`look_ahead` wants to be called."""
         self._file = file
         self._size_target = size_target
         self._step = ALLOCATION_STEP_MIN
         self._executor = executor
         self._pending: Future[int] | None = None
-        self._plan()
 
     def ensure(self, size: int) -> None:
         """Allocated up to ``size`` on return. Raises NoSpace (nothing changed) or DiskFailed."""

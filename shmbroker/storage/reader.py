@@ -407,6 +407,9 @@ class LogReader:
         if segment is None:
             return None
         position = self._position
+        if position >= visible:
+            # Retention took what was here, and the segment that follows has nothing to show yet.
+            return None
         sealed = segment.base_offset != self._words[WORD_ACTIVE_BASE_OFFSET]
         limit = segment.seal.end_position if sealed else stable
         end = min(limit, visible)

@@ -1,6 +1,6 @@
 """The plain list that a log is compared with, through crashes: what was issued, seen, promised, and what may be gone.
 
-An :class:`Oracle` is told of every step before it is taken (a crash may come in the middle) and of every answer after it.
+An :class:`Oracle` is told of every step before it is taken (a crash may come in the middle) and of every answer after.
 :meth:`Oracle.check` then says whether a recovered log is one that this history allows:
 
 - nothing invented: every message stands at the offset it was issued at, with its bytes;
@@ -132,12 +132,13 @@ class Oracle:
         numbers = [places[offset] for offset, _ in messages]
         if numbers:
             assert numbers == list(range(numbers[0], numbers[-1] + 1)), "a hole, or another order"
-            first_kept = issued[numbers[0]][0]
-            assert numbers[0] == 0 or first_kept <= epoch.deletable_below, "the beginning is lost"
+            before = numbers[0] - 1
+            assert before < 0 or issued[before][0] < epoch.deletable_below, "the beginning is lost"
         promised = epoch.persisted if power else max(epoch.persisted, epoch.replicated)
-        if promised:
-            last = issued[promised - 1][0]
-            assert numbers and numbers[-1] >= promised - 1, f"lost: acknowledged up to {last}, there is {messages[-1:]}"
+        last = issued[promised - 1][0] if promised else -1
+        if last >= epoch.deletable_below:
+            assert numbers, f"lost: acknowledged up to {last}, there is nothing"
+            assert numbers[-1] >= promised - 1, f"lost: acknowledged up to {last}, there is {messages[-1]}"
         seen = max([offset for offset, _ in messages] + [issued[epoch.replicated - 1][0] if epoch.replicated else -1])
         assert log.committed_offset > seen, f"offset {seen} would be issued twice"
         if epoch.stored_offset is not None or epoch.stored_offset_asked is not None:

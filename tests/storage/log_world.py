@@ -123,7 +123,9 @@ def read_files(disk: Any, directory: str = DIRECTORY) -> list[tuple[int, bytes]]
     superblock.close()
     base = f"{directory}/{incarnation.hex()}"
     messages: list[tuple[int, bytes]] = []
-    offsets = sorted(n for name in disk.list(base) if name.endswith(LOG_SUFFIX) and (n := base_offset_of(name)) is not None)
+    offsets = sorted(
+        n for name in disk.list(base) if name.endswith(LOG_SUFFIX) and (n := base_offset_of(name)) is not None
+    )
     for offset in offsets:
         file = disk.open(f"{base}/{offset:020}.log")
         contents = file.read(0, file.size())

@@ -62,6 +62,21 @@ def appends(world: World) -> None:
     log.publish()
 
 
+def fills_its_ring(world: World) -> None:
+    """Capacity pressure, a larger ring, records around the end of the ring, and an unfinished rest in it."""
+    log = world.open()
+    oracle = world.oracle
+    assert oracle is not None
+    for number in range(8):
+        oracle.append(log, [bytes((97 + number,)) * 220_000, b"small"])
+        log.publish()
+        oracle.current.replicated = len(oracle.current.issued)
+    oracle.flush(log, sync=True)
+    for number in range(3):
+        oracle.append(log, [bytes((65 + number,)) * 100_000])
+    oracle.finish_pass(log)
+
+
 def stops_and_starts(world: World) -> None:
     """A clean stop, a quiet time, a killed process, an offset stored."""
     log = world.open()
@@ -91,10 +106,10 @@ def deletes(world: World) -> None:
     log = world.open()
     oracle = world.oracle
     assert oracle is not None
-    for number in range(6):
-        oracle.append(log, [bytes((97 + number,)) * 7000])
+    for number in range(8):
+        oracle.append(log, [bytes((97 + number,)) * 9000])
         oracle.finish_pass(log)
-    oracle.delete(log, 1)
+    oracle.delete(log, 2)
     oracle.append(log, [b"between" * 10])
     oracle.finish_pass(log)
     oracle.purge(log)
@@ -105,6 +120,20 @@ def deletes(world: World) -> None:
 WORKLOADS = [appends, stops_and_starts, deletes]
 POLICIES = [pytest.param({"persisted": False}, id="replicated"), pytest.param({"persisted": True}, id="persisted")]
 SMALL: dict[str, Any] = {"segment_size": 16_384, "messages_required_to_save": 4, "offsets_persisted": True}
+
+
+def test_rule_19_every_crash_while_the_ring_fills_is_recovered() -> None:
+    options = {"segment_size": 4 << 20, "messages_required_to_save": 1 << 20, "size_required_to_save": 1 << 30}
+    count = 0
+    for world in crashed_worlds(fills_its_ring, options):
+        assert world.oracle is not None
+        left = survivors(world, subsets=1)
+        for number in sorted({0, 1, len(left) - 1, *range(2, len(left), max(1, len(left) // 5))} & {*range(len(left))}):
+            power, disk, runtime = left[number]
+            log = recover_and_check(world.oracle.copy(), disk, runtime, power=power, **options)
+            log.abandon()
+            count += 1
+    assert count > 50
 
 
 def crashed_worlds(workload: Callable[[World], None], options: dict[str, Any]) -> list[World]:
@@ -122,10 +151,10 @@ def crashed_worlds(workload: Callable[[World], None], options: dict[str, Any]) -
     return worlds
 
 
-def survivors(world: World) -> list[tuple[bool, SimulatedDisk, MemoryRuntime]]:
+def survivors(world: World, *, subsets: int = 4) -> list[tuple[bool, SimulatedDisk, MemoryRuntime]]:
     """(power, disk, shared memory) of everything that this crash may leave."""
     found = [(False, disk, world.runtime.copy()) for disk in world.disk.process_images()]
-    found += [(True, disk, world.runtime.after_power_failure()) for disk in world.disk.images(SEED, subsets=4)]
+    found += [(True, disk, world.runtime.after_power_failure()) for disk in world.disk.images(SEED, subsets=subsets)]
     return found
 
 
@@ -185,9 +214,7 @@ def crash_recovery_everywhere(
             label = f"crash at {world.disk.crash_at} (power {power}, {disk.label}), recovery crashed at {point}"
             label += f" {image.points[-1]} (power {second_power}, {second.label}), seed {SEED}"
             try:
-                log = recover_and_check(
-                    world.oracle.copy(), second, memory, power=power or second_power, **options
-                )
+                log = recover_and_check(world.oracle.copy(), second, memory, power=power or second_power, **options)
             except Exception as error:
                 raise AssertionError(f"{label}: {error}") from error
             log.abandon()
