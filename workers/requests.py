@@ -74,6 +74,8 @@ def _serve_offset(
     key = unpack_key(body)
     if key is None or key_fault(key) is not None:
         complete(number, ErrorCode.INVALID_IDENTIFIER, 0, 0, 0)
+    elif kind == REQUEST_GET_OFFSET and log.offsets.fault is not None:
+        complete(number, ErrorCode.OFFSETS_REFUSED, 0, 0, 0)
     elif kind == REQUEST_GET_OFFSET:
         stored = log.offsets.get(key)
         if stored is None:

@@ -156,7 +156,9 @@ class OffsetStore:
         """Packs what is pending; returns the system calls that write it, and with ``sync`` all that is not durable yet.
         Empty where there is nothing to do. Else ``finish_flush`` follows before any other call."""
         assert self._flush is None
-        if self._failed or self._file is None:
+        if self._failed:
+            return self._prepare_refusal(sync)
+        if self._file is None:
             return []
         for key, (kind, offset, now_us) in self._pending.items():
             self._append(kind, offset, now_us, key)
@@ -172,6 +174,17 @@ class OffsetStore:
         file = self._file
         return [lambda: file.write(first, [pages], sync=sync)]
 
+    def _prepare_refusal(self, sync: bool) -> list[Callable[[], None]]:
+        """After a failure: whoever waits for a change that was accepted before it must not take it for done."""
+        if not self.dirty:
+            return []
+        self._flush = (self._end, sync)
+
+        def refuse() -> None:
+            raise DiskFailed(f"{self.path}: an earlier write or sync failed: nothing more is written to it")
+
+        return [refuse]
+
     def finish_flush(self, error: BaseException | None) -> None:
         """Takes note of how the calls ended. An error is final: every later change returns PARTITION_POISONED."""
         assert self._flush is not None
@@ -180,6 +193,7 @@ class OffsetStore:
         if error is not None:
             self._failed = True
             return
+        assert not self._failed
         self._written = end
         if sync:
             self._durable = end

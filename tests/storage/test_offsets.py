@@ -572,6 +572,27 @@ def test_rule_11_a_failed_flush_poisons_and_confirmed_offsets_stay(seed: int, sy
         assert offsets_in(image) == {key_of(1): found}
 
 
+def stores_without_a_flush(store: OffsetStore) -> None:
+    """So many that the file is full."""
+    for number in range(1000):
+        assert put(store, long_key(number), number) == ErrorCode.OK
+
+
+def test_rule_11_what_was_accepted_before_a_failure_is_not_confirmed_after_it() -> None:
+    disk = a_disk()
+    store = a_store(disk)
+    put(store, key_of(1), 1)
+    flush(store, sync=True)
+    disk.fail(len(disk.points) + 3, errno.EIO)  # the write of the compaction that the group below runs into
+    with pytest.raises(DiskFailed):
+        stores_without_a_flush(store)
+    assert len(store) > 100
+    for _ in range(2):
+        assert dirt(store) == "synchronised"
+        assert "earlier" in str(fails_to_flush(store, sync=True))
+    assert offsets_in(disk) == {key_of(1): 1}
+
+
 def test_an_unfinished_compaction_is_swept() -> None:
     disk = a_disk()
     store = a_store(disk)
