@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from shmbroker.client.reaper import Reaper
@@ -75,6 +75,7 @@ class Port:
         self._replacing = threading.Lock()
         self._number = 0
         self._doorbells: dict[int, Doorbell] = {}
+        self._ring: Callable[[], None] = _ring_nobody
 
     def offer(
         self,
@@ -104,7 +105,7 @@ class Port:
                     pending[number] = entry
                     if lane.offer(kind, flags, number, log_id, argument, buffers, body_length):
                         self._number = number
-                        lane.ring()
+                        self._ring()
                         break
                     del pending[number]
             self._make_room(body_length, deadline)
@@ -195,6 +196,7 @@ class Port:
             self.reaper.bell = bell
             with self.lock:
                 self._doorbells[lane.lane_id] = doorbell
+                self._ring = doorbell.ring
                 self.lane = lane
                 self.body_length_max = lane.request_size // 4
 
@@ -203,6 +205,7 @@ class Port:
         with self.lock:
             if self.lane is lane:
                 self.lane = None
+                self._ring = _ring_nobody
             doorbell = self._doorbells.pop(lane.lane_id, None)
             lane.close()
         if doorbell is not None:
@@ -220,6 +223,10 @@ class Port:
             if not self.reaper.wait_for_progress(deadline):
                 return False
         return True
+
+
+def _ring_nobody() -> None:
+    raise AssertionError("there is no lane")
 
 
 def _sizes_for(body_length: int) -> Sequence[int]:

@@ -94,11 +94,11 @@ class Producer:
         """
         seconds = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
-        linger = self._linger
-        if linger is None:
-            ticket: Ticket = self._route(partition, key, deadline).put(messages, headers, ids, deadline, True)
+        route = self._route(partition, key, deadline)
+        if self._linger is None:
+            ticket = route.put(messages, headers, ids, deadline, True)
         else:
-            ticket = linger.submit(self._route(partition, key, deadline), messages, headers, ids, deadline)
+            ticket = self._linger.submit(route, messages, headers, ids, deadline)
         return ticket.result(deadline - time.monotonic())
 
     def submit(
@@ -118,10 +118,10 @@ class Producer:
         With ``linger``, what is submitted within that time for the same partition shares a batch.
         """
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
-        linger = self._linger
-        if linger is None:
-            return self._route(partition, key, deadline).put(messages, headers, ids, deadline, False)
-        return linger.submit(self._route(partition, key, deadline), messages, headers, ids, deadline)
+        route = self._route(partition, key, deadline)
+        if self._linger is None:
+            return route.put(messages, headers, ids, deadline, False)
+        return self._linger.submit(route, messages, headers, ids, deadline)
 
     def send_array(
         self,

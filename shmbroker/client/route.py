@@ -67,7 +67,7 @@ class Route:
             )
             size = HEADER_SIZE + len(record[1])
             ticket = Ticket(self.port.reaper, self, record, size)
-            self._offer(ticket, record, size, len(messages), deadline, awaited)
+            self._send(ticket, record, size, len(messages), deadline, awaited)
         finally:
             self.lock.release()
         return ticket
@@ -85,7 +85,7 @@ class Route:
             )
             size = HEADER_SIZE + len(record[1])
             ticket = Ticket(self.port.reaper, self, record, size)
-            self._offer(ticket, record, size, len(array), deadline, awaited)
+            self._send(ticket, record, size, len(array), deadline, awaited)
         finally:
             self.lock.release()
         return ticket
@@ -106,7 +106,7 @@ class Route:
             )
             size = HEADER_SIZE + len(record[1])
             gathering = Gathering(self.port.reaper, self, record, size, shares)
-            self._offer(gathering, record, size, len(messages), deadline, False)
+            self._send(gathering, record, size, len(messages), deadline, False)
         except ShmbrokerError as error:
             self._fail(shares, error)
             return
@@ -119,7 +119,7 @@ class Route:
         offered, asked = ticket.again(self.port.reaper, self)
         self.acquire(deadline)
         try:
-            self._send(offered, record, ticket.size, deadline, False)
+            self._send(offered, record, ticket.size, 0, deadline, False)
         finally:
             self.lock.release()
         if isinstance(offered, Gathering):
@@ -131,9 +131,7 @@ class Route:
         """Takes the lock. Raises BufferFull where another thread waits for room for longer than we may."""
         if self.port.refusal is not None:
             raise self.port.refusal  # before any lock: in a child of fork() it might be held for ever
-        if not self.lock.acquire(False) and not self.lock.acquire(
-            timeout=max(0.0, deadline - time.monotonic())
-        ):
+        if not self.lock.acquire(False) and not self.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise BufferFull(f"{self.name}: another thread is still waiting for room")
 
     def wait_settled(self, target_count: int, deadline: float) -> None:
@@ -143,32 +141,21 @@ class Route:
             if not reaper.wait_for_progress(deadline):
                 raise StillInFlight(f"{self.name}: {target_count - self.settled_count} requests are still under way")
 
-    def _offer(
-        self, ticket: Ticket, record: tuple[Any, Any], size: int, count: int, deadline: float, awaited: bool
+    def _send(
+        self, ticket: Ticket, record: Sequence[Any], size: int, count: int, deadline: float, awaited: bool
     ) -> None:
-        self._send(ticket, record, size, deadline, awaited)
-        self._sequence += 1
-        self._id_base += count
-
-    def _send(self, ticket: Ticket, record: Sequence[Any], size: int, deadline: float, awaited: bool) -> None:
+        """Puts a record of ``count`` new messages (0: sent before) into the lane. The lock is held."""
         if self.sent_count - self.settled_count >= self._max_in_flight:
             self._wait_turn(deadline)
         self.sent_count += 1
         try:
-            self.port.offer(
-                ticket,
-                REQUEST_APPEND,
-                0,
-                self.log_id,
-                0,
-                record,
-                size,
-                deadline,
-                awaited,
-            )
+            self.port.offer(ticket, REQUEST_APPEND, 0, self.log_id, 0, record, size, deadline, awaited)
         except BaseException:
             self.sent_count -= 1
             raise
+        if count:
+            self._sequence += 1
+            self._id_base += count
 
     def _wait_turn(self, deadline: float) -> None:
         while self.sent_count - self.settled_count >= self._max_in_flight:

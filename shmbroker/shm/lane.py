@@ -234,7 +234,8 @@ class LaneClient:
         """0, or the error number for which the worker (or the front for a dead one) closed the lane.
 
         Completions published before may still be taken."""
-        return shared.load(self._words, WORD_CLOSED)
+        closed: int = self._words[WORD_CLOSED]
+        return closed
 
     def close(self) -> None:
         """Gives up the region. Its doorbell belongs to whoever made it."""
