@@ -19,7 +19,7 @@ Each such call is a *point*. At the point ``crash_at`` the operation becomes pen
 there and from every later call: so the images of that crash include it not begun, torn, and done. ``fail`` injects an
 errno at a point. ``points`` lists them all, so that a dry run tells which point is what.
 
-Images share pages and page tables with the disk they come from until one of them writes: thousands cost little.
+What a crash may leave is enumerated in tests.storage.crash_images.
 """
 
 from __future__ import annotations
@@ -30,20 +30,31 @@ import posixpath
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shmbroker.errors import DiskFailed, NoSpace
-from shmbroker.limits import PAGE_SIZE, SECTOR_SIZE
+from shmbroker.limits import PAGE_SIZE
+from tests.storage.crash_images import (
+    ZERO_PAGE,
+    DirectoryNode,
+    FileNode,
+    Image,
+    Node,
+    PendingEntries,
+    PendingLength,
+    PendingWrite,
+    changed_sectors,
+    choices_of,
+    copied,
+    cut_short,
+    facts_of,
+    pending_of,
+    random_masks,
+    settled,
+    with_pending,
+)
 
-SECTORS_PER_PAGE = PAGE_SIZE // SECTOR_SIZE
-ALL_SECTORS = (1 << SECTORS_PER_PAGE) - 1
-ZERO_PAGE = bytes(PAGE_SIZE)
 FREE_SPACE_DEFAULT = 1 << 40
-TORN_CUTS_MAX = 24
-"""Sector boundaries at which the last writes are torn, for each of them; all of them where they are no more."""
-TORN_WRITES = 2
-
 NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -57,156 +68,10 @@ class Point(NamedTuple):
     path: str
 
 
-@dataclass(slots=True, eq=False)
-class _Image:
-    """Contents of a file: pages that are not there are zeros. ``shared``: the page table belongs to others too."""
-
-    length: int = 0
-    pages: dict[int, bytes] = field(default_factory=dict)
-    shared: bool = False
-
-    def fork(self) -> _Image:
-        self.shared = True
-        return _Image(self.length, self.pages, True)
-
-    def put(self, pages: dict[int, bytes]) -> None:
-        if self.shared:
-            self.pages, self.shared = dict(self.pages), False
-        self.pages.update(pages)
-
-    def forget_beyond_length(self) -> None:
-        end = -(-self.length // PAGE_SIZE)
-        if any(number >= end for number in self.pages):
-            self.pages = {number: page for number, page in self.pages.items() if number < end}
-            self.shared = False
-
-    def read(self, position: int, size: int) -> bytes:
-        end = min(position + size, self.length)
-        if position >= end:
-            return b""
-        first, last = position // PAGE_SIZE, (end - 1) // PAGE_SIZE
-        if last - first > 64 and len(self.pages) < (last - first) // 2:  # mostly zeros
-            whole = self.whole()
-            return bytes(whole[position:end])
-        joined = b"".join([self.pages.get(number, ZERO_PAGE) for number in range(first, last + 1)])
-        start = first * PAGE_SIZE
-        return joined[position - start : end - start]
-
-    def whole(self) -> memoryview:
-        buffer = bytearray(-(-self.length // PAGE_SIZE) * PAGE_SIZE)
-        for number, page in self.pages.items():
-            buffer[number * PAGE_SIZE : (number + 1) * PAGE_SIZE] = page
-        return memoryview(buffer)[: self.length].toreadonly()
-
-
-@dataclass(slots=True, eq=False)
-class _Write:
-    """Pages that may land, each with a mask of its sectors that this write really changed. ``length`` is that of the
-    file if this write made it longer, else 0. Of a ``partial`` one (it failed) no other sectors can land."""
-
-    sequence: int
-    pages: dict[int, bytes]
-    masks: dict[int, int]
-    length: int
-    partial: bool = False
-
-    def sectors(self) -> list[tuple[int, int]]:
-        return [
-            (number, sector)
-            for number in sorted(self.pages)
-            for sector in range(SECTORS_PER_PAGE)
-            if self.masks[number] >> sector & 1
-        ]
-
-    def drop(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            self.pages.pop(number, None)
-            self.masks.pop(number, None)
-
-    def apply(self, image: _Image, masks: dict[int, int] | None = None) -> None:
-        """The whole write, or of each page the sectors in ``masks``."""
-        if masks is None and self.partial:
-            masks = self.masks
-        if masks is None:
-            image.put(self.pages)
-        else:
-            image.put({n: _torn(image.pages.get(n, ZERO_PAGE), self.pages[n], mask) for n, mask in masks.items()})
-        image.length = max(image.length, self.length)
-
-
-@dataclass(slots=True, eq=False)
-class _Length:
-    """The file is at least so long."""
-
-    sequence: int
-    length: int
-
-    def apply(self, image: _Image) -> None:
-        image.length = max(image.length, self.length)
-
-
-@dataclass(slots=True, eq=False)
-class _Entries:
-    """Names set or removed in one directory, in one step."""
-
-    sequence: int
-    changes: tuple[tuple[str, _Node | None], ...]
-
-    def apply(self, entries: dict[str, _Node]) -> None:
-        for name, node in self.changes:
-            if node is None:
-                entries.pop(name, None)
-            else:
-                entries[name] = node
-
-
-@dataclass(slots=True, eq=False)
-class _File:
-    live: _Image = field(default_factory=_Image)
-    durable: _Image = field(default_factory=_Image)
-    pending: list[_Write | _Length] = field(default_factory=list)
-    diverged: bool = False
-    """Live shows what a failed write or sync never brought to the disk."""
-
-
-@dataclass(slots=True, eq=False)
-class _Directory:
-    live: dict[str, _Node] = field(default_factory=dict)
-    durable: dict[str, _Node] = field(default_factory=dict)
-    pending: list[_Entries] = field(default_factory=list)
-
-
-_Node = _File | _Directory
-_Operation = _Write | _Length | _Entries
-_Choice = dict[int, dict[int, int] | None]
-"""Which operations land, by sequence number: None for all of it, else the sector masks of its pages."""
-
-
-def _torn(old: bytes, new: bytes, mask: int) -> bytes:
-    if mask == ALL_SECTORS:
-        return new
-    parts = [
-        (new if mask >> sector & 1 else old)[sector * SECTOR_SIZE : (sector + 1) * SECTOR_SIZE]
-        for sector in range(SECTORS_PER_PAGE)
-    ]
-    return b"".join(parts)
-
-
-def _changed_sectors(old: bytes, new: bytes) -> int:
-    if old == new:
-        return 0
-    mask = 0
-    for sector in range(SECTORS_PER_PAGE):
-        start = sector * SECTOR_SIZE
-        if old[start : start + SECTOR_SIZE] != new[start : start + SECTOR_SIZE]:
-            mask |= 1 << sector
-    return mask
-
-
 class SimulatedFile:
     """An open file of a SimulatedDisk."""
 
-    def __init__(self, disk: SimulatedDisk, path: str, node: _File) -> None:
+    def __init__(self, disk: SimulatedDisk, path: str, node: FileNode) -> None:
         self.path = path
         self.failed = False
         self._disk = disk
@@ -228,7 +93,7 @@ class SimulatedFile:
                 raise self._failure("allocate", error)
             if position + length > self._node.live.length:
                 self._node.live.length = position + length
-                self._node.pending.append(_Length(self._disk.next_sequence(), position + length))
+                self._node.pending.append(PendingLength(self._disk.next_sequence(), position + length))
             self._disk.crash_if(number)
 
     def write(self, position: int, buffers: Sequence[memoryview], *, sync: bool) -> None:
@@ -245,7 +110,7 @@ class SimulatedFile:
                 self._disk.in_flight = (self._node, operation, before)
             self._disk.crash_if(number)
             if error is not None:
-                operation.masks, operation.partial = _random_masks(operation, self._disk.rng), True
+                operation.masks, operation.partial = random_masks(operation, self._disk.rng), True
                 self._node.diverged = True
                 raise self._failure("write", error)
             if sync:
@@ -271,7 +136,7 @@ class SimulatedFile:
         self._alive()
         with self._disk.lock:
             if self._node.diverged:
-                self._node.live = _with_pending(self._node)
+                self._node.live = with_pending(self._node)
                 self._node.diverged = False
             return self._node.live.read(position, size)
 
@@ -282,17 +147,17 @@ class SimulatedFile:
     def close(self) -> None:
         self._closed = True
 
-    def _add_write(self, position: int, contents: bytes) -> _Write:
+    def _add_write(self, position: int, contents: bytes) -> PendingWrite:
         live = self._node.live
         first = position // PAGE_SIZE
         pages = {
             first + number: contents[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]
             for number in range(len(contents) // PAGE_SIZE)
         }
-        masks = {number: _changed_sectors(live.pages.get(number, ZERO_PAGE), page) for number, page in pages.items()}
+        masks = {number: changed_sectors(live.pages.get(number, ZERO_PAGE), page) for number, page in pages.items()}
         end = position + len(contents)
         length = end if end > live.length else 0
-        operation = _Write(self._disk.next_sequence(), pages, masks, length)
+        operation = PendingWrite(self._disk.next_sequence(), pages, masks, length)
         self._node.pending.append(operation)
         operation.apply(live)
         return operation
@@ -303,9 +168,9 @@ class SimulatedFile:
         numbers = range(first, first + count)
         node.durable.put({number: node.live.pages[number] for number in numbers})
         node.durable.length = max(node.durable.length, node.live.length)
-        kept: list[_Write | _Length] = []
+        kept: list[PendingWrite | PendingLength] = []
         for operation in node.pending:
-            if isinstance(operation, _Write):
+            if isinstance(operation, PendingWrite):
                 operation.drop(numbers)
                 if operation.pages:
                     kept.append(operation)
@@ -317,13 +182,13 @@ class SimulatedFile:
             operation.apply(node.durable)
         node.pending.clear()
 
-    def _lose(self, operation: _Write | _Length) -> None:
+    def _lose(self, operation: PendingWrite | PendingLength) -> None:
         """After a failed sync: a seeded choice of its sectors is on the disk, the rest will never be tried again."""
         node = self._node
         node.pending.remove(operation)
         node.diverged = True
-        if isinstance(operation, _Write):
-            operation.apply(node.durable, _random_masks(operation, self._disk.rng))
+        if isinstance(operation, PendingWrite):
+            operation.apply(node.durable, random_masks(operation, self._disk.rng))
         elif self._disk.rng.random() < 0.5:
             operation.apply(node.durable)
 
@@ -343,21 +208,6 @@ class SimulatedFile:
         return failure
 
 
-def _with_pending(node: _File) -> _Image:
-    image = node.durable.fork()
-    for operation in node.pending:
-        operation.apply(image)
-    return image
-
-
-def _random_masks(operation: _Write, rng: random.Random) -> dict[int, int]:
-    """A choice of sectors: of each page all, none or some, the way one page after the other lands."""
-    return {
-        number: rng.choice((0, ALL_SECTORS, rng.getrandbits(SECTORS_PER_PAGE))) & mask
-        for number, mask in operation.masks.items()
-    }
-
-
 class SimulatedDisk:
     """The Disk protocol. ``label`` says which image this is; ``points`` what was asked of it so far."""
 
@@ -371,10 +221,10 @@ class SimulatedDisk:
         self.free_bytes = FREE_SPACE_DEFAULT
         self._seed = seed
         self._direct = direct
-        self._root = _Directory()
+        self._root = DirectoryNode()
         self._sequence = 0
         self._failures: dict[int, int] = {}
-        self.in_flight: tuple[_File, _Write, _Image] | None = None
+        self.in_flight: tuple[FileNode, PendingWrite, Image] | None = None
         """The write during which the crash came: its file, itself, and what the file showed before."""
 
     # --- the protocol ---------------------------------------------------------------------------------------------
@@ -384,13 +234,13 @@ class SimulatedDisk:
         return self._direct
 
     def create(self, path: str, *, direct: bool = True) -> SimulatedFile:
-        node = _File()
+        node = FileNode()
         self._change("create", path, lambda parent, name: ((name, node),), new=True)
         return SimulatedFile(self, path, node)
 
     def open(self, path: str, *, direct: bool = True) -> SimulatedFile:
         node = self._find(path)
-        if not isinstance(node, _File):
+        if not isinstance(node, FileNode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return SimulatedFile(self, path, node)
 
@@ -401,7 +251,7 @@ class SimulatedDisk:
         return sorted(self._directory(directory).live)
 
     def make_directory(self, path: str) -> None:
-        node = _Directory()
+        node = DirectoryNode()
         self._change("make_directory", path, lambda parent, name: ((name, node),), new=True)
 
     def rename(self, old: str, new: str) -> None:
@@ -416,7 +266,7 @@ class SimulatedDisk:
         node = self._find(path)
         if node is None:
             return
-        if isinstance(node, _Directory):
+        if isinstance(node, DirectoryNode):
             for name in sorted(node.live):
                 self.remove_tree(f"{path}/{name}")
         self.unlink(path)
@@ -471,14 +321,14 @@ class SimulatedDisk:
         """The disk after SIGKILL: everything written is there to read, and no more durable than it was. Of the write
         during which the crash came, only the first ``in_flight_pages`` pages, if that is given."""
         disk = SimulatedDisk(seed=self._seed, direct=self._direct, label=f"process crash {in_flight_pages}")
-        done: dict[int, _Node] = {}
-        disk._root = _copied(self._root, done)
+        done: dict[int, Node] = {}
+        disk._root = copied(self._root, done)
         disk._sequence = self._sequence
         if self.in_flight is not None and in_flight_pages is not None:
             original, write, before = self.in_flight
             node = done.get(id(original))
-            if isinstance(node, _File):
-                _cut_short(node, write, before, in_flight_pages)
+            if isinstance(node, FileNode):
+                cut_short(node, write, before, in_flight_pages)
         return disk
 
     def process_images(self) -> Iterator[SimulatedDisk]:
@@ -491,11 +341,11 @@ class SimulatedDisk:
     def images(self, seed: int, *, subsets: int = 8) -> Iterator[SimulatedDisk]:
         """The disks that a power failure now may leave, no two alike: nothing of what is pending, everything, every
         prefix, every single omission, the last writes torn at their sectors, and seeded subsets of all sectors."""
-        operations = _pending_of(self._root)
+        operations = pending_of(self._root)
         seen: set[int] = set()
-        for label, choice in _choices(operations, random.Random(seed), subsets):
+        for label, choice in choices_of(operations, random.Random(seed), subsets):
             image = SimulatedDisk(seed=seed, direct=self._direct, label=label)
-            image._root = _settled(self._root, choice, {})
+            image._root = settled(self._root, choice, {})
             image._sequence = self._sequence
             mark = image.fingerprint()
             if mark not in seen:
@@ -504,7 +354,7 @@ class SimulatedDisk:
 
     def fingerprint(self) -> int:
         """Equal for disks with the same names and contents, as far as they can be read."""
-        return hash(tuple(_facts_of(self._root, "")))
+        return hash(tuple(facts_of(self._root, "")))
 
     # --- names ------------------------------------------------------------------------------------------------------
 
@@ -512,7 +362,7 @@ class SimulatedDisk:
         self,
         kind: str,
         path: str,
-        changes_of: Callable[[_Directory, str], tuple[tuple[str, _Node | None], ...]],
+        changes_of: Callable[[DirectoryNode, str], tuple[tuple[str, Node | None], ...]],
         *,
         new: bool = False,
     ) -> None:
@@ -529,163 +379,25 @@ class SimulatedDisk:
             if error is not None:
                 failure = NoSpace if error in NO_SPACE_ERRORS else DiskFailed
                 raise failure(f"{path}: cannot {kind}") from OSError(error, os.strerror(error))
-            entries = _Entries(self.next_sequence(), changes_of(parent, name))
+            entries = PendingEntries(self.next_sequence(), changes_of(parent, name))
             entries.apply(parent.live)
             parent.pending.append(entries)
             self.crash_if(number)
 
-    def _find(self, path: str) -> _Node | None:
+    def _find(self, path: str) -> Node | None:
         self.alive()
         assert path.startswith("/"), path
-        node: _Node = self._root
+        node: Node = self._root
         for name in path.split("/"):
             if not name:
                 continue
-            if not isinstance(node, _Directory) or name not in node.live:
+            if not isinstance(node, DirectoryNode) or name not in node.live:
                 return None
             node = node.live[name]
         return node
 
-    def _directory(self, path: str) -> _Directory:
+    def _directory(self, path: str) -> DirectoryNode:
         node = self._find(path)
-        if not isinstance(node, _Directory):
+        if not isinstance(node, DirectoryNode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return node
-
-
-def _reachable(directory: _Directory, found: dict[int, _Node]) -> dict[int, _Node]:
-    """Every node that any choice of the pending entries may leave reachable."""
-    children = [*directory.durable.values(), *directory.live.values()]
-    children += [node for entries in directory.pending for _, node in entries.changes if node is not None]
-    for node in children:
-        if id(node) not in found:
-            found[id(node)] = node
-            if isinstance(node, _Directory):
-                _reachable(node, found)
-    return found
-
-
-def _pending_of(root: _Directory) -> list[_Operation]:
-    nodes = [root, *_reachable(root, {}).values()]
-    return sorted((operation for node in nodes for operation in node.pending), key=lambda found: found.sequence)
-
-
-def _choices(operations: list[_Operation], rng: random.Random, subsets: int) -> Iterator[tuple[str, _Choice]]:
-    whole: _Choice = {operation.sequence: None for operation in operations}
-    sequences = list(whole)
-    yield "nothing pending landed", {}
-    yield "everything pending landed", whole
-    for count in range(1, len(sequences)):
-        yield f"the first {count} of {len(sequences)} pending landed", dict.fromkeys(sequences[:count])
-    for sequence in sequences:
-        yield f"pending number {sequence} alone did not land", {n: None for n in sequences if n != sequence}
-    writes = [operation for operation in operations if isinstance(operation, _Write)]
-    for write in writes[-TORN_WRITES:]:
-        for label, masks in _tears(write):
-            yield f"pending write {write.sequence} torn: {label}", {**whole, write.sequence: masks}
-            yield f"pending write {write.sequence} alone, torn: {label}", {write.sequence: masks}
-    for number in range(subsets):
-        chosen = {operation.sequence: None for operation in operations if rng.random() < 0.6}
-        torn = {write.sequence: _random_masks(write, rng) for write in writes if rng.random() < 0.6}
-        yield f"seeded subset {number}", {**chosen, **torn}
-
-
-def _tears(write: _Write) -> Iterator[tuple[str, dict[int, int]]]:
-    """The sectors of one write: prefixes, suffixes, single omissions; evenly chosen where they are many."""
-    sectors = write.sectors()
-    step = max(1, len(sectors) // TORN_CUTS_MAX)
-    for cut in range(step if step > 1 else 1, len(sectors), step):
-        yield f"sectors up to {cut}", _masks_of(sectors[:cut])
-        yield f"sectors from {cut}", _masks_of(sectors[cut:])
-    for missing in range(0, len(sectors), step):
-        yield f"all but sector {missing}", _masks_of(sectors[:missing] + sectors[missing + 1 :])
-
-
-def _masks_of(sectors: list[tuple[int, int]]) -> dict[int, int]:
-    masks: dict[int, int] = {}
-    for number, sector in sectors:
-        masks[number] = masks.get(number, 0) | 1 << sector
-    return masks
-
-
-def _settled(directory: _Directory, choice: _Choice, done: dict[int, _Node]) -> _Directory:
-    """A copy in which the chosen operations are durable and nothing is pending. Each node is copied once."""
-    entries = dict(directory.durable)
-    for operation in directory.pending:
-        if operation.sequence in choice:
-            operation.apply(entries)
-    copy = _Directory()
-    for name, node in entries.items():
-        if id(node) not in done:
-            done[id(node)] = (
-                _settled(node, choice, done) if isinstance(node, _Directory) else _settled_file(node, choice)
-            )
-        copy.live[name] = copy.durable[name] = done[id(node)]
-    return copy
-
-
-def _settled_file(node: _File, choice: _Choice) -> _File:
-    image = node.durable.fork()
-    if not node.pending:
-        return _File(image, image.fork())
-    for operation in node.pending:
-        if operation.sequence in choice:
-            masks = choice[operation.sequence]
-            if isinstance(operation, _Write):
-                operation.apply(image, masks)
-            else:
-                operation.apply(image)
-    image.forget_beyond_length()
-    return _File(image, image.fork())
-
-
-def _cut_short(node: _File, write: _Write, before: _Image, count: int) -> None:
-    """Makes the last pending write of a copied file as if it had stopped after ``count`` pages."""
-    kept = sorted(write.pages)[:count]
-    node.pending = [found for found in node.pending if found.sequence != write.sequence]
-    node.live = before.fork()
-    if kept:
-        length = min(write.length, (kept[-1] + 1) * PAGE_SIZE)
-        short = _Write(
-            write.sequence, {n: write.pages[n] for n in kept}, {n: write.masks[n] for n in kept}, length, write.partial
-        )
-        node.pending.append(short)
-        short.apply(node.live)
-
-
-def _copied(directory: _Directory, done: dict[int, _Node]) -> _Directory:
-    """A copy with everything that is pending still pending."""
-
-    def copy_of(node: _Node) -> _Node:
-        if id(node) not in done:
-            if isinstance(node, _Directory):
-                done[id(node)] = _copied(node, done)
-            else:
-                pending = [
-                    _Write(found.sequence, dict(found.pages), dict(found.masks), found.length, found.partial)
-                    if isinstance(found, _Write)
-                    else found
-                    for found in node.pending
-                ]
-                done[id(node)] = _File(node.live.fork(), node.durable.fork(), pending, node.diverged)
-        return done[id(node)]
-
-    copy = _Directory()
-    copy.live = {name: copy_of(node) for name, node in directory.live.items()}
-    copy.durable = {name: copy_of(node) for name, node in directory.durable.items()}
-    copy.pending = [
-        _Entries(found.sequence, tuple((name, node and copy_of(node)) for name, node in found.changes))
-        for found in directory.pending
-    ]
-    return copy
-
-
-def _facts_of(directory: _Directory, path: str) -> Iterator[tuple[str, int, int]]:
-    for name in sorted(directory.live):
-        node = directory.live[name]
-        if isinstance(node, _Directory):
-            yield f"{path}/{name}", -1, 0
-            yield from _facts_of(node, f"{path}/{name}")
-        else:
-            pages = frozenset(item for item in node.live.pages.items() if item[1] != ZERO_PAGE)
-            yield f"{path}/{name}", node.live.length, hash(pages)
