@@ -4,6 +4,7 @@ Started by the front with exec::
 
     python -m shmbroker.workers.partition --worker N --data DIR --runtime DIR --instance NUMBER --prefix TEXT
         --doorbell PATH --pipe FD --link FD --control FD --control-bell FD --journal-memory BYTES
+        --retention-interval MICROSECONDS
 
 Owns, for its whole life, the exclusive lock on ``DATA/worker-N.lock``, taken before it reads anything (rule 1).
 Signals that a terminal or a service manager sends to everybody are ignored: the front says when to stop, by the control
@@ -56,7 +57,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--doorbell", required=True)
-    for name in ("worker", "instance", "pipe", "link", "control", "control-bell", "journal-memory"):
+    names = ("worker", "instance", "pipe", "link", "control", "control-bell", "journal-memory", "retention-interval")
+    for name in names:
         parser.add_argument(f"--{name}", required=True, type=int)
     return parser.parse_args(arguments)
 
@@ -92,6 +94,7 @@ def serve(options: argparse.Namespace) -> int:
             executor,
             options.data,
             options.instance,
+            options.retention_interval,
         )
         loop = Loop(bell, lanes, partitions, Watches(), executor)
         control = Control(loop, link, options.journal_memory)

@@ -21,8 +21,6 @@ from shmbroker.storage.runtime import Runtime
 
 ACTIVE_QUIET_US: Final = 5_000_000
 MAINTENANCE_INTERVAL_US: Final = 1_000_000
-RETENTION_ROUND_US: Final = 30_000_000
-"""Every partition with a limit is looked at in this time."""
 
 
 class Refused(NamedTuple):
@@ -48,7 +46,9 @@ class Partitions:
         executor: Executor,
         data_directory: str,
         instance: int,
+        retention_interval_us: int,
     ) -> None:
+        """Every partition with a limit of age or size is looked at once in each ``retention_interval_us``."""
         self.logs: dict[int, PartitionLog] = {}
         self.refused: dict[int, Refused] = {}
         self.active: dict[PartitionLog, int] = {}
@@ -59,6 +59,7 @@ class Partitions:
         self._executor = executor
         self._data_directory = data_directory
         self._instance = instance
+        self._retention_interval_us = retention_interval_us
         self._maintained_us = 0
         self._rota: list[PartitionLog] = []
 
@@ -139,7 +140,7 @@ class Partitions:
         """On the tick: marks, rings and retention of what is active, and some of the rota."""
         if now_us - self._maintained_us < MAINTENANCE_INTERVAL_US:
             return
-        passed_us = min(now_us - self._maintained_us, RETENTION_ROUND_US)
+        passed_us = min(now_us - self._maintained_us, self._retention_interval_us)
         self._maintained_us = now_us
         for log, busy_us in list(self.active.items()):
             log.maintain(now_us)
@@ -152,7 +153,7 @@ class Partitions:
         limited = self._rota
         if not limited:
             limited += [log for log in self.logs.values() if log.options.message_expiry_us or log.options.size_max]
-        count = -(-len(limited) * passed_us // RETENTION_ROUND_US)
+        count = -(-len(limited) * passed_us // self._retention_interval_us)
         taken, self._rota = limited[:count], limited[count:]
         return taken
 

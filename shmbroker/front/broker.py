@@ -21,6 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from shmbroker.config import Config
 from shmbroker.core.changes import LogGone
 from shmbroker.core.model import Topic
 from shmbroker.core.options import TopicDefaults
@@ -30,7 +31,7 @@ from shmbroker.front.catalog_keeper import CatalogKeeper
 from shmbroker.front.catalog_store import FILE_NAME as CATALOG_NAME
 from shmbroker.front.catalog_store import CatalogStore
 from shmbroker.front.lanes import LaneTable
-from shmbroker.front.logs import Log, Logs, log_options
+from shmbroker.front.logs import Log, Logs
 from shmbroker.front.places import DOORBELLS_DIRECTORY, PARTITIONS_DIRECTORY, Places
 from shmbroker.front.session import Session
 from shmbroker.front.supervisor import Worker, WorkerSettings
@@ -52,19 +53,19 @@ LOG: Final = logging.getLogger("shmbroker.front")
 class Broker:
     """Owned by the front's loop."""
 
-    def __init__(self, places: Places, worker_count: int, journal_memory_limit: int | None, *, any_user: bool) -> None:
+    def __init__(self, places: Places, config: Config) -> None:
+        self._config = config
+        self._worker_count = worker_count = config.broker.workers or max(1, (os.cpu_count() or 2) - 1)
         self.places = places
         self.instance = secrets.randbits(63) | 1
         """Of this run: what was poisoned in another run may be tried again."""
         self.started_us = time.time_ns() // 1000
-        self.any_user = any_user
-        self.logs = Logs(places.runtime, worker_count)
+        self.any_user = config.local.any_user
+        self.logs = Logs(places.runtime, worker_count, retention=config.retention.enabled)
         self.lanes = LaneTable()
         self.watches = WatchTable(f"{places.runtime}/{DOORBELLS_DIRECTORY}")
         self.sessions: dict[int, Session] = {}
         self.stopping = False
-        self._journal_memory_limit = journal_memory_limit
-        self._worker_count = worker_count
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="catalog")
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -73,18 +74,24 @@ class Broker:
         self.keeper: CatalogKeeper
 
     # --- start --------------------------------------------------------------------------------------------------------
-    async def start(self, defaults: TopicDefaults) -> None:
+    async def start(self) -> None:
         """Until clients can connect. Raises what keeps the broker from serving."""
         loop = asyncio.get_running_loop()
         self._refuse_lost_catalog()
         store = await loop.run_in_executor(self._executor, CatalogStore.open, self.places.data)
+        defaults = TopicDefaults(self._config.topic.message_expiry_us, self._config.topic.max_topic_size)
         catalog = await loop.run_in_executor(self._executor, store.load, defaults)
         self.keeper = CatalogKeeper(store, catalog, self._executor)
         await self._finish_earlier_run()
-        settings = WorkerSettings(self.places, self.instance, self._journal_memory())
+        interval_us = self._config.retention.interval_us
+        settings = WorkerSettings(self.places, self.instance, self._journal_memory(), interval_us)
         self.workers = [Worker(number, settings, self) for number in range(self._worker_count)]
         self.logs.start(
-            (log_id, place.partition.partition_id, log_options(place.topic.options, len(place.topic.partitions)))
+            (
+                log_id,
+                place.partition.partition_id,
+                self.logs.options_of(place.topic.options, len(place.topic.partitions)),
+            )
             for log_id, place in catalog.logs.items()
         )
         for worker in self.workers:
@@ -126,7 +133,7 @@ class Broker:
         free = self.places.runtime_free()
         used = self.places.journal_used()
         least = self._worker_count * JOURNAL_PER_WORKER_MIN
-        limit = self._journal_memory_limit if self._journal_memory_limit is not None else (free + used) // JOURNAL_SHARE
+        limit = self._config.partition.journal_memory_limit or (free + used) // JOURNAL_SHARE
         if limit < least or limit > free + used:
             raise Unavailable(
                 f"runtime directory {self.places.runtime}: too small: its file system has {(free + used) // MIB} MiB"
@@ -303,7 +310,7 @@ class Broker:
 
     async def update_logs(self, topic: Topic) -> None:
         """Tells the workers the options of a topic that has changed."""
-        options = log_options(topic.options, len(topic.partitions))
+        options = self.logs.options_of(topic.options, len(topic.partitions))
         log_ids = [partition.log_id for partition in topic.partitions]
         for log_id in log_ids:
             self.logs.get(log_id).options = options

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmbroker.core.changes import PartitionRemoved
 from shmbroker.core.model import Stream, Topic
-from shmbroker.front.logs import LogFigures, log_options
+from shmbroker.front.logs import LogFigures
 from shmbroker.wire import streams, topics
 from shmbroker.wire.codes import Code
 
@@ -142,7 +142,7 @@ async def create_topic(session: Session, request: topics.CreateTopic) -> topics.
         count = request.partitions_count
         options = keeper.catalog.check_topic(request.stream, request.name, count, request.options)
         log_ids = await keeper.reserve_log_ids(count)
-        logs = broker.logs.assign(enumerate(log_ids), log_options(options, count))
+        logs = broker.logs.assign(enumerate(log_ids), broker.logs.options_of(options, count))
         await broker.create_logs(logs)
         try:
             changes = keeper.catalog.create_topic(request.stream, request.name, log_ids, request.options, now_us())

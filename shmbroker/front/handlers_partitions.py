@@ -19,7 +19,7 @@ from shmbroker.formats.lane import (
 )
 from shmbroker.formats.offsets import KEY_CONSUMER, KEY_GROUP, name_key, number_key
 from shmbroker.front.handlers_catalog import Handler, delete, now_us
-from shmbroker.front.logs import Log, log_options
+from shmbroker.front.logs import Log
 from shmbroker.front.worker_link import WorkerLink
 from shmbroker.wire import messages, offsets, topics
 from shmbroker.wire.codes import Code
@@ -36,7 +36,8 @@ async def create_partitions(session: Session, request: topics.CreatePartitions) 
         topic = keeper.catalog.check_partitions(request.stream, request.topic, request.count)
         log_ids = await keeper.reserve_log_ids(request.count)
         first = len(topic.partitions)
-        logs = broker.logs.assign(enumerate(log_ids, first), log_options(topic.options, first + request.count))
+        options = broker.logs.options_of(topic.options, first + request.count)
+        logs = broker.logs.assign(enumerate(log_ids, first), options)
         await broker.create_logs(logs)
         try:
             changes = keeper.catalog.create_partitions(request.stream, request.topic, log_ids, now_us())

@@ -61,31 +61,11 @@ class LogFigures:
 NOTHING = LogFigures(State.OPENING, 0, 0, 0, 0)
 
 
-def log_options(options: TopicOptions, partitions_count: int) -> dict[str, Any]:
-    """The options of a topic as each of its logs has them (storage.partition_log.LogOptions).
-
-    A topic's size is shared out evenly, but no share is below a segment and the largest batch: a full topic deletes old
-    segments, and never the one that is being written.
-    """
-    share = 0
-    if options.max_topic_size != UNLIMITED:
-        share = max(options.max_topic_size // max(1, partitions_count), options.segment_size + FRAME_SIZE_MAX)
-    return {
-        "persisted": options.durability == Durability.PERSISTED,
-        "offsets_persisted": options.consumer_offset_durability == Durability.PERSISTED,
-        "messages_required_to_save": options.messages_required_to_save,
-        "size_required_to_save": options.size_of_messages_required_to_save,
-        "segment_size": options.segment_size,
-        "message_expiry_us": 0 if options.message_expiry_us == NEVER else options.message_expiry_us,
-        "size_max": share,
-        "preallocate": options.preallocate_segments,
-    }
-
-
 class Logs:
     """All logs. Owned by the front's loop."""
 
-    def __init__(self, runtime: str, worker_count: int) -> None:
+    def __init__(self, runtime: str, worker_count: int, *, retention: bool) -> None:
+        self._retention = retention
         self._logs_directory = f"{runtime}/{LOGS_DIRECTORY}"
         self._logs: dict[int, Log] = {}
         self._placement = Placement(worker_count)
@@ -98,6 +78,28 @@ class Logs:
 
     def __iter__(self) -> Iterator[Log]:
         return iter(self._logs.values())
+
+    def options_of(self, options: TopicOptions, partitions_count: int) -> dict[str, Any]:
+        """The options of a topic as each of its logs has them (storage.partition_log.LogOptions).
+
+        A topic's size is shared out evenly, but no share is below a segment and the largest batch: a full topic deletes
+        old segments, and never the one that is being written.
+        """
+        share = expiry_us = 0
+        if self._retention and options.max_topic_size != UNLIMITED:
+            share = max(options.max_topic_size // max(1, partitions_count), options.segment_size + FRAME_SIZE_MAX)
+        if self._retention and options.message_expiry_us != NEVER:
+            expiry_us = options.message_expiry_us
+        return {
+            "persisted": options.durability == Durability.PERSISTED,
+            "offsets_persisted": options.consumer_offset_durability == Durability.PERSISTED,
+            "messages_required_to_save": options.messages_required_to_save,
+            "size_required_to_save": options.size_of_messages_required_to_save,
+            "segment_size": options.segment_size,
+            "message_expiry_us": expiry_us,
+            "size_max": share,
+            "preallocate": options.preallocate_segments,
+        }
 
     def start(self, logs: Iterable[tuple[int, int, dict[str, Any]]]) -> None:
         """Gives each (log id, partition id, options) there is a worker, at the start."""

@@ -30,7 +30,6 @@ from typing import Any, Final
 import uvloop
 
 from shmbroker.config import Config, load
-from shmbroker.core.options import TopicDefaults
 from shmbroker.errors import ShmbrokerError
 from shmbroker.front.broker import Broker
 from shmbroker.front.places import Places
@@ -95,11 +94,8 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     if parent_fd is not None:
         loop.add_reader(parent_fd, _parent_ended, loop, parent_fd, stop)
-    workers = config.broker.workers or max(1, (os.cpu_count() or 2) - 1)
-    broker = Broker(places, workers, config.partition.journal_memory_limit or None, any_user=config.local.any_user)
-    starting = asyncio.ensure_future(
-        broker.start(TopicDefaults(config.topic.message_expiry_us, config.topic.max_topic_size))
-    )
+    broker = Broker(places, config)
+    starting = asyncio.ensure_future(broker.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

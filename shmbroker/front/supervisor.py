@@ -60,6 +60,7 @@ class WorkerSettings:
     instance: int
     journal_memory: int
     """Bytes of rings for one worker."""
+    retention_interval_us: int
 
 
 class WorkerRun:
@@ -216,6 +217,7 @@ class Worker:
             "--worker": self.number,
             "--instance": settings.instance,
             "--journal-memory": settings.journal_memory,
+            "--retention-interval": settings.retention_interval_us,
             "--pipe": pipe_read,
             "--link": worker_end.fileno(),
             "--control": region.fd,
@@ -245,10 +247,11 @@ class Worker:
         return WorkerRun(process, link, pipe_write)
 
     def _environment(self) -> dict[str, str]:
-        """Crash points are for the first run only, or it would die for ever; numpy needs no threads here."""
+        """Crash points and faults are for the first run only, or it would die for ever; numpy needs no threads here."""
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         if self.generation > 1:
             environment.pop(crash_points.VARIABLE, None)
+            environment.pop(crash_points.FAULT_VARIABLE, None)
         return environment
 
     def _notice(self, body: dict[str, Any]) -> None:
