@@ -25,7 +25,8 @@ Parameters = dict[str, Any]
 
 def payloads_of(size: int, count: int) -> list[bytes]:
     """``count`` payloads of ``size`` bytes, different from each other."""
-    return [(b"%d " % number).ljust(size, b"abcdefghij")[:size].ljust(size, b"x") for number in range(count)]
+    rest = b"abcdefghij" * (size // 10 + 1)
+    return [(b"%d " % number + rest)[:size] for number in range(count)]
 
 
 def produce(client: Client, parameters: Parameters, start: Callable[[], None]) -> dict[str, Any]:
