@@ -154,7 +154,8 @@ class SimulatedFile:
             first + number: contents[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]
             for number in range(len(contents) // PAGE_SIZE)
         }
-        masks = {number: changed_sectors(live.pages.get(number, ZERO_PAGE), page) for number, page in pages.items()}
+        base = with_pending(self._node).pages if self._node.diverged else live.pages
+        masks = {number: changed_sectors(base.get(number, ZERO_PAGE), page) for number, page in pages.items()}
         end = position + len(contents)
         length = end if end > live.length else 0
         operation = PendingWrite(self._disk.next_sequence(), pages, masks, length)
