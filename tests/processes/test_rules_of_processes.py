@@ -105,7 +105,7 @@ def test_rule_07_lanes_die_with_their_worker_and_a_resend_is_told_the_first_answ
 
 def test_rule_11_poison_spares_the_others_survives_a_respawn_and_ends_with_the_run(start: Start, eventually) -> None:
     log_directory = f"{1:020}/"
-    broker = start(environment={"SHMBROKER_TEST_FAIL_WRITE": f"{log_directory}:2"}).ready()
+    broker = start(environment={"SHMBROKER_FAIL_AT": f"write:{log_directory}*.log:3:EIO"}).ready()
     with broker.connect() as client:
         client.create_stream("s")
         client.create_topic("s", "t", partitions=2, durability="persisted")
