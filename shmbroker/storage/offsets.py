@@ -7,7 +7,7 @@ else while it runs. The file is made at the first store.
   twice within a group costs one record. ``prepare_flush`` appends the pending ones and returns the write to be done.
 - ``_image`` is the file in memory: an append writes the pages that it touches, the last of them again and again with
   the same prefix. They go through the page cache: 1 us where nobody waits for them, and with a sync no slower than
-  direct ones (100 us each for 4 KiB on ext4).
+  direct ones (100 us each for 4 KiB on ext4; bench/micro/test_micro_storage.py).
 - A record is durable only if everything before it is, since reading stops at the first damage. So a synchronous flush
   writes from the durable length on, whatever was written there without waiting.
 - The file never grows. Before a change that would not fit is accepted, the live offsets move to a new file (temporary

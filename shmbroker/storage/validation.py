@@ -10,8 +10,8 @@ each frame starts, one gather of 24 bytes a frame brings the rest of its header 
 messages (plain Python), and frames of equal length (the same bytes at a fixed stride, compared as bytes). Only wire
 checksums are a loop over messages; local producers leave them out.
 
-Measured (CPython 3.11, 2-core VM, payloads of 60 to 140 B, xxh3 included): one message 0.6 us; 1,000 of equal length
-9 us, of mixed length 32 us.
+Measured by bench/micro/test_micro_batch.py (CPython 3.11, 2-core VM, payloads of 60 to 140 B, xxh3 included): one
+message 0.6 us; 1,000 of equal length 9 us, of mixed length 32 us.
 """
 
 from __future__ import annotations
