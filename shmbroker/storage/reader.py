@@ -358,7 +358,10 @@ class LogReader:
                 return self._file_window(visible, length)
             return self._whole(window, visible)
         except FileNotFoundError:
-            # The ring was given back; the words say so by now.
+            # The ring was given back, or retention unlinked a segment that has grown since it was mapped: the words say
+            # so by now, and the next attempt goes on at the earliest segment that is kept.
+            self._segment = None
+            self._refresh_segments(force=True)
             return None
 
     def _whole(self, window: Window, visible: int) -> Window | None:

@@ -160,7 +160,7 @@ def harm_seal(host: Stopped) -> None:
 
 
 def harm_newest_content(host: Stopped) -> None:
-    flip(host.log_file(-1), PAGE_SIZE + 8_000)
+    flip(host.log_file(-1), PAGE_SIZE + 300)
 
 
 def harm_newest_header(host: Stopped) -> None:
