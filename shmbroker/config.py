@@ -24,7 +24,7 @@ from shmbroker.limits import MIB, U32_MAX, U64_MAX, WORKER_COUNT_MAX
 VARIABLE_PREFIX: Final = "SHMBROKER_"
 FOREIGN_PREFIX: Final = "IGGY_"
 """Variables of this prefix are not ours; only those that ask for durability are looked at, to refuse them."""
-_NO_SETTINGS: Final = frozenset({"SHMBROKER_CRASH_AT", "SHMBROKER_TRACEBACK"})
+_NO_SETTINGS: Final = frozenset({"SHMBROKER_CRASH_AT", "SHMBROKER_FAIL_AT", "SHMBROKER_TRACEBACK"})
 _TEST_PREFIX: Final = "SHMBROKER_TEST_"
 _DATA_VARIABLE: Final = "SHMBROKER_DATA"
 """Another name of broker.data, which the client commands read too."""

@@ -1,4 +1,5 @@
-"""Named points at which a process of the broker can be made to die, for tests that enumerate them.
+"""Named points at which a process of the broker can be made to die, and calls of the disk that can be made to fail, for
+tests that enumerate them.
 
 ``SHMBROKER_CRASH_AT="name:count"`` in the environment makes whichever process passes the point ``name`` for the
 ``count``-th time send itself SIGKILL there: no destructor, no exit handler, no flush of anything. Several are joined
@@ -9,17 +10,28 @@ with commas; ``name`` alone means the first time. Only real processes use this; 
 
 A respawned worker inherits the environment of its front and would die at the same point for ever, so the front hands
 the variable to the first generation of each worker only.
+
+``SHMBROKER_FAIL_AT="operation:part:when:errno"`` makes a worker's calls of the disk fail as a worn-out or full device
+would: ``operation`` is write, sync, allocate or sync-directory, on paths that contain ``part`` (empty: all; ``*`` in it
+stands for anything). ``when`` is the number of the first such call that fails, or the absolute path of a file: while it
+exists, they all fail. ``sync:.log:3:EIO``, ``write:/0001/:/tmp/worn-out:EIO``. Only the disk of
+:mod:`shmbroker.workers.crash_disk` looks at it, and a worker has that disk only where something is armed; it is handed
+to the first generation alone, too.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
-from typing import Final
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
 
 from shmbroker.errors import InvalidConfiguration
 
 VARIABLE: Final = "SHMBROKER_CRASH_AT"
+FAULT_VARIABLE: Final = "SHMBROKER_FAIL_AT"
+OPERATIONS: Final = ("write", "sync", "allocate", "sync-directory")
 
 AFTER_APPEND: Final = "after-append"
 """Worker: a batch is in the ring; nothing is published or answered."""
@@ -57,6 +69,34 @@ def parse(text: str) -> dict[str, int]:
             raise InvalidConfiguration(f"{VARIABLE}: {part!r} is not one of {', '.join(NAMES)}, with :count")
         points[name] = int(count or "1")
     return points
+
+
+class Fault(NamedTuple):
+    """Calls of one kind that fail with ``number`` (an errno): from call ``first`` on, or while ``switch`` exists."""
+
+    operation: str
+    part: str
+    first: int
+    switch: str
+    number: int
+
+    def concerns(self, operation: str, path: str) -> bool:
+        return operation == self.operation and fnmatchcase(path, f"*{self.part}*")
+
+
+def parse_faults(text: str) -> list[Fault]:
+    """The faults of the variable's value, joined with commas. InvalidConfiguration otherwise."""
+    faults = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        operation, path_part, when, name = (*part.split(":"), "", "", "", "")[:4]
+        number = getattr(errno, name, None)
+        is_count = when.isdigit() and int(when) > 0
+        if operation not in OPERATIONS or not isinstance(number, int) or not (is_count or when.startswith("/")):
+            raise InvalidConfiguration(
+                f"{FAULT_VARIABLE}: {part!r} is not operation:part:when:errno with one of {', '.join(OPERATIONS)}"
+            )
+        faults.append(Fault(operation, path_part, int(when) if is_count else 0, "" if is_count else when, number))
+    return faults
 
 
 _remaining = parse(os.environ.get(VARIABLE, ""))

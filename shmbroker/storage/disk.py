@@ -39,6 +39,8 @@ BUFFERS_PER_WRITE_MAX: Final = 1024
 """IOV_MAX of Linux: more buffers take more than one call."""
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
+_OPENING: Final = threading.Lock()
+"""Two threads may make the first write of one file."""
 
 
 class DiskFile(Protocol):
@@ -227,7 +229,9 @@ class RealFile:
         if not self._direct:
             return self._fd
         if self._direct_fd < 0:
-            self._direct_fd = os.open(self.path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+            with _OPENING:
+                if self._direct_fd < 0:
+                    self._direct_fd = os.open(self.path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
         return self._direct_fd
 
     def _read_direct(self, position: int, size: int) -> bytes:
@@ -285,6 +289,9 @@ def _read_all(fd: int, position: int, size: int) -> bytes:
 class FileDisk:
     """The real file system. Thread-safe. Without ``allow_direct`` every write goes through the page cache."""
 
+    FILE_KIND: type[RealFile] = RealFile
+    """What create and open make."""
+
     def __init__(self, *, allow_direct: bool = True) -> None:
         self._allow_direct = allow_direct
         self._direct_by_device: dict[int, bool] = {}
@@ -305,12 +312,14 @@ class FileDisk:
     def create(self, path: str, *, direct: bool = True) -> RealFile:
         direct = direct and self.direct(os.path.dirname(path))
         with _named("create", path):
-            return RealFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), direct)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        return self.FILE_KIND(path, fd, direct)
 
     def open(self, path: str, *, direct: bool = True) -> RealFile:
         direct = direct and self.direct(os.path.dirname(path))
         with _named("open", path):
-            return RealFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), direct)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return self.FILE_KIND(path, fd, direct)
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
