@@ -95,7 +95,8 @@ def open_log(
     limit: int = 1 << 30, budget: JournalBudget | None = None, executor: Executor | None = None, **options: Any,
 ) -> PartitionLog:  # fmt: skip
     return PartitionLog.open(
-        disk, runtime, budget or JournalBudget(limit), directory, LOG_ID, PARTITION_ID, LogOptions(**{**SMALL, **options}),
+        disk, runtime, budget or JournalBudget(limit), directory, LOG_ID, PARTITION_ID,
+        LogOptions(**{**SMALL, **options}),
         instance=instance, now_us=now_us, executor=executor or InlineExecutor(),
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """A log against a plain list: any order of appends, flushes, upkeep, purges, stops, kills and power failures.
 
-The list is the Oracle of log_oracle: after each crash it says whether what came back is allowed, and goes on from there,
-so that one history crosses many crashes.
+The list is the Oracle of log_oracle: after each crash it says whether what came back is allowed, and goes on from
+there, so that one history crosses many crashes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ SEED = 99
 INCARNATION = bytes(range(16))
 
 
-# --- ring ---------------------------------------------------------------------------------------------------------------
+# --- ring -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_ring_gives_back_what_was_put_wherever_it_wraps() -> None:
@@ -87,7 +87,7 @@ def test_the_budget_asks_the_oldest_holders_first_and_never_the_one_who_asks() -
     assert budget.used <= 100
 
 
-# --- scan ---------------------------------------------------------------------------------------------------------------
+# --- scan -----------------------------------------------------------------------------------------------------------
 
 
 def stamped(record: bytes, offset: int, position: int, durable: int = 0) -> bytes:
@@ -185,7 +185,7 @@ def test_rule_08_the_search_behind_damage_believes_only_records_that_stand_where
     assert (zeros.end, zeros.mark) == (8, 0)
 
 
-# --- allocation ---------------------------------------------------------------------------------------------------------
+# --- allocation -----------------------------------------------------------------------------------------------------
 
 
 class LateExecutor(Executor):
@@ -256,7 +256,7 @@ def test_rule_10_a_step_without_space_is_forgotten_until_it_is_needed() -> None:
     file.close()
 
 
-# --- retention ----------------------------------------------------------------------------------------------------------
+# --- retention ------------------------------------------------------------------------------------------------------
 
 
 def info(number: int, size: int = 100, last_timestamp: int = 10) -> SegmentInfo:

@@ -7,22 +7,19 @@ from typing import Any
 
 import pytest
 
-from shmbroker.errors import DiskFailed, ErrorCode
+from shmbroker.errors import ErrorCode
 from shmbroker.formats import control as words
 from shmbroker.formats import segment as segment_format
 from shmbroker.formats.batch import HEADER_SIZE, KIND_FILLER, unpack_header
 from shmbroker.formats.control import State
 from shmbroker.formats.lane import FLAG_DUPLICATE
-from shmbroker.limits import ALLOCATION_STEP_MIN, OFFSET_RESERVATION, PAGE_SIZE, RING_SIZE_LARGE_RECORD, RING_SIZE_MIN
-from shmbroker.storage.journal import JournalBudget
+from shmbroker.limits import OFFSET_RESERVATION, PAGE_SIZE, RING_SIZE_MIN
 from shmbroker.storage.partition_log import PartitionLog
 from shmbroker.storage.reservation import Reservation
 from shmbroker.storage.superblock import SuperblockFile
-from tests.storage.log_oracle import Oracle
 from tests.storage.log_world import (
     DIRECTORY,
     LOG_ID,
-    MIB,
     InlineExecutor,
     append,
     finish_pass,
@@ -31,11 +28,10 @@ from tests.storage.log_world import (
     open_log,
     read_files,
     record_of,
-    record_of_size,
 )
 from tests.storage.memory_runtime import MemoryRuntime
 from tests.storage.simulated_disk import SimulatedDisk
-from tests.storage.test_recovery import base_of, contents_of, edit, segments_of
+from tests.storage.test_recovery import contents_of, edit, segments_of
 
 SEED = 4_711
 
@@ -45,7 +41,7 @@ def take(log: PartitionLog, record: bytes) -> int:
     return int(log.append(memoryview(record), 2_000_000)[0])
 
 
-# --- rule 2: recovery makes durable before it publishes ---------------------------------------------------------------
+# --- rule 2: recovery makes durable before it publishes -------------------------------------------------------------
 
 
 def test_rule_02_what_recovery_accepts_survives_the_power_from_then_on() -> None:
@@ -81,7 +77,7 @@ def test_rule_02_after_a_failed_sync_the_cache_is_not_believed() -> None:
         again.abandon()
 
 
-# --- rule 3: offsets ----------------------------------------------------------------------------------------------------
+# --- rule 3: offsets ------------------------------------------------------------------------------------------------
 
 
 def test_rule_03_a_matching_ring_names_the_end() -> None:
@@ -169,7 +165,7 @@ def test_rule_03_the_reservation_is_renewed_at_half_and_waited_for_at_the_end() 
     superblock.close()
 
 
-# --- rule 4: fillers ----------------------------------------------------------------------------------------------------
+# --- rule 4: fillers ------------------------------------------------------------------------------------------------
 
 
 def last_record_is_filler(disk: SimulatedDisk, log: PartitionLog) -> bool:
@@ -213,7 +209,7 @@ def test_rule_04_a_filler_closes_the_log_at_stop_and_after_an_open() -> None:
     assert log.control[words.WORD_STATE] == State.CLOSED
 
 
-# --- rule 5: identity ---------------------------------------------------------------------------------------------------
+# --- rule 5: identity -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["log id", "incarnation", "generation", "base beyond the end"])
@@ -250,7 +246,7 @@ def test_rule_05_a_purge_gives_a_new_identity() -> None:
     assert read_files(disk) == [(0, b"new")]
 
 
-# --- rule 6: overwrite_end before any byte ------------------------------------------------------------------------------
+# --- rule 6: overwrite_end before any byte --------------------------------------------------------------------------
 
 
 class WatchedRecord:
@@ -297,7 +293,7 @@ def test_rule_06_the_ring_is_announced_before_its_first_byte_and_changes_nowhere
         assert all(index in announced for index in changed)
 
 
-# --- rule 7 through a crash ---------------------------------------------------------------------------------------------
+# --- rule 7 through a crash -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["alive", "killed", "stopped", "power"])
@@ -330,7 +326,7 @@ def test_rule_07_the_window_reaches_back_over_a_roll() -> None:
     assert log.append(memoryview(record), 5) == (0, sealed_end - 1, 1 | FLAG_DUPLICATE)
 
 
-# --- rule 9: a cut writes zeros -----------------------------------------------------------------------------------------
+# --- rule 9: a cut writes zeros -------------------------------------------------------------------------------------
 
 
 def test_rule_09_a_cut_writes_durable_zeros_and_never_shortens() -> None:
@@ -351,266 +347,3 @@ def test_rule_09_a_cut_writes_durable_zeros_and_never_shortens() -> None:
         assert not any(contents[filler_end + PAGE_SIZE :])
         assert len(read_files(image)) == 1
     log.abandon()
-
-
-# --- rule 10: allocation ------------------------------------------------------------------------------------------------
-
-
-def test_rule_10_segments_are_allocated_in_synchronised_doubling_steps_ahead_of_need() -> None:
-    disk, _, log = new_world(segment_size=32 * MIB, persisted=True)
-    sizes = []
-    for _ in range(40):
-        assert take(log, record_of_size(200_000)) == 0
-        finish_pass(log)
-        active = log.segments.active
-        assert active is not None
-        allocated = active.allocator.allocated
-        assert log.control[words.WORD_ACTIVE_ALLOCATED] <= allocated
-        assert active.file_position(log.control[words.WORD_COMMITTED_POSITION]) < allocated
-        if not sizes or allocated != sizes[-1]:
-            sizes.append(allocated)
-    steps = [sizes[0]] + [after - before for before, after in zip(sizes, sizes[1:], strict=False)]
-    assert steps[0] == ALLOCATION_STEP_MIN
-    assert steps == [ALLOCATION_STEP_MIN << number for number in range(len(steps))]
-    path = segments_of(disk)[0]
-    kinds = [point.kind for point in disk.points if point.path == path]
-    for number, kind in enumerate(kinds):
-        if kind == "allocate":
-            assert kinds[number + 1] == "sync"
-
-
-def test_rule_10_a_ring_grows_at_a_filler_boundary() -> None:
-    disk, runtime, log = new_world(
-        segment_size=64 * MIB, messages_required_to_save=1 << 20, size_required_to_save=1 << 30
-    )
-    sizes, bases = [], []
-    for _ in range(40):
-        assert take(log, record_of_size(200_000)) == 0
-        sizes.append(log.control[words.WORD_RING_SIZE])
-        bases.append(log.control[words.WORD_RING_BASE])
-    assert sorted(set(sizes)) == [MIB, 4 * MIB, 16 * MIB]
-    assert sizes == sorted(sizes)
-    assert all(base % PAGE_SIZE == 0 for base in bases)
-    assert len(runtime.rings) == 1
-    log.publish()
-    log.abandon()
-    log = open_log(disk, runtime, segment_size=64 * MIB)
-    assert len(read_files(disk)) == 40
-
-
-def test_rule_10_rings_come_out_of_one_budget_and_pressure_flushes_the_oldest() -> None:
-    disk, runtime = make_disk(), MemoryRuntime()
-    budget = JournalBudget(2 * MIB)
-    logs = []
-    for log_id in range(20, 23):
-        directory = f"/partitions/{log_id:020}"
-        PartitionLog.create(disk, directory, log_id, 0)
-        from shmbroker.storage.log_core import LogOptions
-
-        logs.append(
-            PartitionLog.open(
-                disk, runtime, budget, directory, log_id, 0, LogOptions(), instance=1, now_us=1,
-                executor=InlineExecutor(),
-            )
-        )  # fmt: skip
-    for log in logs:
-        append(log, [b"message"])
-        log.publish()
-        assert budget.used <= budget.limit
-    assert [log.describe()["ring_size"] for log in logs] == [0, MIB, MIB]
-    assert logs[0].describe()["durable_offset"] == 1, "it was flushed for the others' sake"
-    append(logs[0], [b"again"])
-    assert budget.used == 2 * MIB
-    for log in logs:
-        log.close(5)
-    assert budget.used == 0
-
-
-def test_rule_10_no_ring_is_a_named_refusal_that_changes_nothing() -> None:
-    disk, _, log = new_world(limit=MIB // 2)
-    before = len(disk.points)
-    assert take(log, record_of([b"message"])) == ErrorCode.JOURNAL_FULL
-    assert len(disk.points) == before
-    disk, runtime = make_disk(), MemoryRuntime(free_bytes=MIB // 2)
-    log = open_log(disk, runtime)
-    assert take(log, record_of([b"message"])) == ErrorCode.JOURNAL_FULL
-    runtime.free_bytes = 1 << 30
-    assert append(log, [b"message"]) == 0
-
-
-# --- rule 11: errors ----------------------------------------------------------------------------------------------------
-
-
-def workload_points(options: dict[str, Any]) -> list[tuple[int, str]]:
-    disk = make_disk()
-    log = open_log(disk, MemoryRuntime(), **options)
-    first = len(disk.points) + 1
-    for number in range(5):
-        append(log, [b"%d" % number * 6000])
-        finish_pass(log)
-    return [(number, point.kind) for number, point in enumerate(disk.points, 1) if number >= first]
-
-
-FULL = {"segment_size": 12_288, "persisted": True}
-
-
-@pytest.mark.parametrize("number", ["ENOSPC", "EDQUOT"])
-def test_rule_11_no_space_refuses_the_request_and_changes_nothing(number: str) -> None:
-    places = [point for point, kind in workload_points(FULL) if kind in ("allocate", "create")]
-    assert len(places) >= 6
-    for place in places:
-        disk, runtime = make_disk(), MemoryRuntime()
-        log = open_log(disk, runtime, **FULL)
-        disk.fail(place, getattr(errno, number))
-        taken, refused = [], 0
-        for count in range(5):
-            payload = b"%d" % count * 6000
-            status = take(log, record_of([payload]))
-            while status:
-                assert status == ErrorCode.DISK_FULL, (place, status)
-                assert log.state is State.OPEN
-                assert log.control[words.WORD_STATE] == State.OPEN
-                refused += 1
-                assert refused <= 2
-                status = take(log, record_of([payload]))
-            taken.append(payload)
-            finish_pass(log)
-        assert refused >= 1, place
-        assert [payload for _, payload in read_files(disk)] == taken
-        log.close(5)
-        assert open_log(disk, runtime, **FULL).committed_offset == 5
-
-
-def test_rule_11_any_other_error_poisons_until_the_broker_is_started_again() -> None:
-    places = workload_points(FULL)
-    assert len(places) > 15
-    for place, kind in places:
-        if kind in ("create", "unlink"):
-            continue
-        disk, runtime = make_disk(seed=SEED), MemoryRuntime()
-        log = open_log(disk, runtime, **FULL)
-        oracle = Oracle(log)
-        disk.fail(place, errno.EIO)
-        poisoned = False
-        for count in range(5):
-            try:
-                oracle.append(log, [b"%d" % count * 6000])
-                oracle.finish_pass(log)
-            except AssertionError:
-                poisoned = True
-                break
-        label = f"point {place} {kind} seed {SEED}"
-        assert poisoned, label
-        assert log.state is State.POISONED, label
-        assert log.control[words.WORD_STATE] == State.POISONED
-        for _ in range(3):
-            assert take(log, record_of([b"refused"])) == ErrorCode.PARTITION_POISONED
-            assert log.flush(sync=True) == ErrorCode.PARTITION_POISONED
-        log.abandon()
-        again = open_log(disk, runtime.copy(), **FULL)
-        assert again.state is State.POISONED, "a respawned worker of the same run"
-        assert take(again, record_of([b"refused"])) == ErrorCode.PARTITION_POISONED
-        again.abandon()
-        if log.superblock.current.poison:
-            other = open_log(disk.process_image(), runtime.after_power_failure(), **FULL)
-            assert other.state is State.POISONED, "the disk remembers it too"
-            other.abandon()
-        recovered = open_log(disk, runtime, instance=2, **FULL)
-        assert recovered.state is State.OPEN
-        oracle.check(recovered, disk, power=False)
-        assert recovered.superblock.current.poison == 0
-        oracle.append(recovered, [b"goes on"])
-        oracle.finish_pass(recovered)
-        recovered.close(5)
-
-
-def test_rule_11_a_clean_stop_that_fails_says_so() -> None:
-    disk, _, log = new_world()
-    append(log, [b"message"])
-    disk.fail(len(disk.points) + 1, errno.EIO)
-    with pytest.raises(DiskFailed):
-        log.close(5)
-    assert log.control[words.WORD_STATE] == State.POISONED
-
-
-# --- rule 13: the order of a roll ---------------------------------------------------------------------------------------
-
-
-OLD_SEGMENT_ENDS = {
-    # Written before by flushes without sync: everything has to be brought along now.
-    "replicated": [("write", "old.log"), ("sync", "old.log"), ("sync", "old.index"), ("sync_write", "old.log")],
-    "persisted": [("sync_write", "old.log"), ("sync_write", "old.log")],
-}
-
-
-@pytest.mark.parametrize("policy", ["replicated", "persisted"])
-def test_rule_13_a_roll_keeps_its_order(policy: str) -> None:
-    disk, _, log = new_world(segment_size=8192, persisted=policy == "persisted")
-    append(log, [b"x" * 9000])
-    finish_pass(log)
-    before = len(disk.points)
-    append(log, [b"y" * 100])
-    points = disk.points[before:]
-    base = base_of(disk)
-    old, new = (path.removesuffix(".log") for path in segments_of(disk))
-    steps = [(point.kind, point.path.replace(old, "old").replace(new, "new")) for point in points]
-    wanted = [
-        *OLD_SEGMENT_ENDS[policy],
-        ("create", "new.log"), ("allocate", "new.log"), ("sync", "new.log"), ("sync_write", "new.log"),
-        ("create", "new.index"), ("allocate", "new.index"), ("sync_write", "new.index"), ("sync", "new.index"),
-        ("sync_directory", base),
-    ]  # fmt: skip
-    assert steps == wanted
-
-
-# --- rule 14: purge -----------------------------------------------------------------------------------------------------
-
-
-def test_rule_14_readers_of_the_old_incarnation_are_told_and_everything_old_goes() -> None:
-    disk, runtime, log = new_world()
-    append(log, [b"old"])
-    finish_pass(log)
-    old_control, old = log.control, log.incarnation
-    assert log.purge(5) == 0
-    assert old_control[words.WORD_STATE] == State.REPLACED
-    assert log.control[words.WORD_STATE] == State.OPEN
-    assert disk.list(DIRECTORY) == [log.incarnation.hex(), "superblock"]
-    assert runtime.open_control(LOG_ID, old) is None
-    assert [key[1] for key in runtime.rings] == []
-
-
-def test_rule_14_a_respawned_worker_uses_the_control_block_that_is_there() -> None:
-    disk, runtime, log = new_world()
-    append(log, [b"message"])
-    log.publish()
-    reader = runtime.open_control(LOG_ID, log.incarnation)
-    assert reader is not None
-    log.abandon()
-    log = open_log(disk, runtime)
-    append(log, [b"another"])
-    log.publish()
-    assert reader[words.WORD_COMMITTED_OFFSET] == 2
-
-
-# --- rule 18: sizes -----------------------------------------------------------------------------------------------------
-
-
-def test_rule_18_a_record_above_a_quarter_of_its_ring_gets_a_larger_one() -> None:
-    disk, runtime, log = new_world(segment_size=64 * MIB)
-    append(log, [b"small"])
-    assert log.control[words.WORD_RING_SIZE] == MIB
-    assert take(log, record_of_size(MIB // 4 + 8)) == 0
-    assert log.control[words.WORD_RING_SIZE] == 2 * MIB
-    assert take(log, record_of_size(17 * MIB)) == 0
-    assert log.control[words.WORD_RING_SIZE] == RING_SIZE_LARGE_RECORD
-    log.close(5)
-    assert len(read_files(disk)) == 3
-
-
-def test_rule_18_without_memory_for_its_ring_a_record_is_too_large() -> None:
-    disk, _, log = new_world(segment_size=64 * MIB, limit=2 * MIB)
-    append(log, [b"small"])
-    assert take(log, record_of_size(2 * MIB)) == ErrorCode.BATCH_TOO_LARGE
-    assert append(log, [b"goes on"]) == 1
-    log.close(5)
-    assert len(read_files(disk)) == 2
