@@ -17,7 +17,8 @@ from shmbroker.client.descriptions import Durability, StreamDescription, TopicDe
 from shmbroker.client.lanes import Port
 from shmbroker.client.offsets import consumer_key, delete_stored, get_stored, store
 from shmbroker.core.options import OptionValue, option_values
-from shmbroker.errors import ErrorCode, OutcomeUnknown, WaitTimeout, error_from
+from shmbroker.errors import ClientMistake, ErrorCode, OutcomeUnknown, WaitTimeout, error_from
+from shmbroker.limits import PARTITION_ID_LIMIT
 from shmbroker.wire import groups, local, messages, streams, system, topics
 from shmbroker.wire.bodies import Request
 from shmbroker.wire.primitives import Identifier
@@ -270,6 +271,8 @@ class Administration:
     def _open_partition(
         self, stream: Identifier, topic: Identifier, partition: int, rights: list[str], deadline: float
     ) -> local.OpenPartitionReply:
+        if not isinstance(partition, int) or not 0 <= partition < PARTITION_ID_LIMIT:
+            raise ClientMistake(f"a partition is a number from 0 to {PARTITION_ID_LIMIT - 1}, not {partition!r}")
         try:
             reply = self._connection.request(local.OpenPartition(stream, topic, partition, rights), deadline)
         except OutcomeUnknown as error:  # opening twice is fine, so nothing is unknown

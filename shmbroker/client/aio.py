@@ -25,6 +25,7 @@ from shmbroker.client.consumer import Consumer
 from shmbroker.client.producer import Producer
 from shmbroker.client.ticket import Confirmation, Ticket
 from shmbroker.errors import BufferFull, ShmbrokerError, WaitTimeout
+from shmbroker.formats.headers import Headers
 from shmbroker.limits import MIB
 from shmbroker.wire.primitives import Identifier
 
@@ -160,7 +161,7 @@ class AsyncProducer:
         *,
         partition: int | None = None,
         key: bytes | str | None = None,
-        headers: Any = None,
+        headers: Sequence[Headers | None] | Headers | None = None,
         ids: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Confirmation:

@@ -22,6 +22,7 @@ from shmbroker.client.linger import Linger
 from shmbroker.client.route import IN_FLIGHT_MAX, Route
 from shmbroker.client.ticket import Confirmation, Ticket
 from shmbroker.errors import BufferFull, ClientMistake, Closed, ErrorCode, InvalidMessage, ShmbrokerError
+from shmbroker.formats.headers import Headers
 from shmbroker.limits import BATCH_MESSAGE_COUNT_MAX, BATCH_SIZE_MAX, MESSAGES_KEY_SIZE_MAX
 
 
@@ -80,7 +81,7 @@ class Producer:
         *,
         partition: int | None = None,
         key: bytes | str | None = None,
-        headers: Any = None,
+        headers: Sequence[Headers | None] | Headers | None = None,
         ids: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Confirmation:
@@ -107,7 +108,7 @@ class Producer:
         *,
         partition: int | None = None,
         key: bytes | str | None = None,
-        headers: Any = None,
+        headers: Sequence[Headers | None] | Headers | None = None,
         ids: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Ticket:

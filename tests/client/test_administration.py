@@ -153,14 +153,14 @@ def test_offsets_are_stored_read_and_deleted(client: Client, stream: str, policy
     with client.producer(stream, "topic") as producer:
         producer.send([b"m"] * 10)
     for who in ({"name": "audit"}, {"id": 3}, {"group": "billing"}):
-        assert client.get_consumer_offset(stream, "topic", 0, **who) is None  # type: ignore[arg-type]
-        client.set_consumer_offset(stream, "topic", 0, 7, **who)  # type: ignore[arg-type]
-        assert client.get_consumer_offset(stream, "topic", 0, **who) == 7  # type: ignore[arg-type]
-        client.set_consumer_offset(stream, "topic", 0, 3, **who)  # type: ignore[arg-type]
-        assert client.get_consumer_offset(stream, "topic", 0, **who) == 3  # type: ignore[arg-type]
-        client.delete_consumer_offset(stream, "topic", 0, **who)  # type: ignore[arg-type]
+        assert client.get_consumer_offset(stream, "topic", 0, **who) is None
+        client.set_consumer_offset(stream, "topic", 0, 7, **who)
+        assert client.get_consumer_offset(stream, "topic", 0, **who) == 7
+        client.set_consumer_offset(stream, "topic", 0, 3, **who)
+        assert client.get_consumer_offset(stream, "topic", 0, **who) == 3
+        client.delete_consumer_offset(stream, "topic", 0, **who)
         with pytest.raises(NotFound):
-            client.delete_consumer_offset(stream, "topic", 0, **who)  # type: ignore[arg-type]
+            client.delete_consumer_offset(stream, "topic", 0, **who)
     with pytest.raises(ClientMistake, match="offset"):
         client.set_consumer_offset(stream, "topic", 0, 10_000, name="audit")
     with pytest.raises(ClientMistake, match="exactly one"):

@@ -122,14 +122,14 @@ def test_several_partitions_take_turns(client: Client, producer: Producer) -> No
 def test_stored_offsets_are_where_the_next_one_goes_on(client: Client, producer: Producer) -> None:
     fill(producer)
     for who in ({"name": "audit"}, {"id": 7}, {"group": "billing"}):
-        with client.consumer("stream", "topic", partition=0, **who) as consumer:  # type: ignore[arg-type]
+        with client.consumer("stream", "topic", partition=0, **who) as consumer:
             assert numbers(consumer.poll(30)) == list(range(30))
             consumer.commit()
             assert numbers(consumer.poll(30)) == list(range(30, 60)), "not committed: comes again"
-        with client.consumer("stream", "topic", partition=0, **who) as consumer:  # type: ignore[arg-type]
+        with client.consumer("stream", "topic", partition=0, **who) as consumer:
             assert numbers(consumer.poll(1)) == [30]
             consumer.commit(offset=9)
-        with client.consumer("stream", "topic", partition=0, **who) as consumer:  # type: ignore[arg-type]
+        with client.consumer("stream", "topic", partition=0, **who) as consumer:
             assert numbers(consumer.poll(1)) == [10], "an explicit store may go back"
             with pytest.raises(InvalidOffset):
                 consumer.commit(offset=10_000)
@@ -157,7 +157,7 @@ def test_mistakes_are_told(client: Client, producer: Producer) -> None:
         {"partition": [0, 0]}, {"name": "a", "id": 1}, {"name": ""}, {"id": 2**32}, {"auto_commit": True},
     ):  # fmt: skip
         with pytest.raises(ClientMistake):
-            open_consumer("stream", "topic", **wrong)  # type: ignore[arg-type]
+            open_consumer("stream", "topic", **wrong)
     for partition, stream, topic in ((3, "stream", "topic"), (0, "other", "topic"), (0, "stream", "other")):
         with pytest.raises(NotFound):
             open_consumer(stream, topic, partition=partition)

@@ -191,14 +191,18 @@ def test_what_is_not_there_is_not_found(client: Client, topic: str) -> None:
     for stream, name in (("stream", "other"), ("other", topic)):
         with pytest.raises(NotFound):
             client.producer(stream, name)
-    with client.producer("stream", topic) as producer, pytest.raises(NotFound):
-        producer.send([b"m"], partition=3)
+    with client.producer("stream", topic) as producer:
+        with pytest.raises(NotFound):
+            producer.send([b"m"], partition=3)
+        for wrong in (-1, 2**70, "0"):
+            with pytest.raises(ClientMistake, match="a partition is a number"):
+                producer.send([b"m"], partition=wrong)  # type: ignore[arg-type]
     client.create_topic("stream", "empty", partitions=0)
     with client.producer("stream", "empty") as producer, pytest.raises(ClientMistake, match="no partitions"):
         producer.send([b"m"])
     for options in ({"linger": -1}, {"max_in_flight": 256}, {"max_in_flight": 0}, {"batch_count": 0}):
         with pytest.raises(ClientMistake):
-            client.producer("stream", topic, **options)  # type: ignore[arg-type]
+            client.producer("stream", topic, **options)
 
 
 def test_a_deleted_topic_refuses_its_producers(client: Client, topic: str) -> None:
@@ -244,6 +248,26 @@ def test_rule_07_a_killed_worker_and_resend(broker: Embedded) -> None:
     expected = [b"first", *(b"%d" % number for number in range(len(tickets))), b"last"]
     assert Counter(everything(client, "kept")) == Counter(expected)
     client.close()
+
+
+def test_flush_tells_of_a_failure_that_nobody_has_seen_once(broker: Embedded) -> None:
+    with broker.connect() as client:
+        client.create_stream("stream")
+        client.create_topic("stream", "topic")
+        producer = client.producer("stream", "topic")
+        producer.send([b"m"])
+        for is_seen in (False, True):
+            (worker,) = client.stats()["workers"]
+            os.kill(worker["pid"], signal.SIGSTOP)
+            ticket = producer.submit([b"lost"])
+            os.kill(worker["pid"], signal.SIGKILL)
+            if is_seen:
+                assert isinstance(ticket.exception(LONG_S), OutcomeUnknown)
+            else:
+                with pytest.raises(OutcomeUnknown):
+                    producer.flush()
+            producer.flush()
+            assert producer.send([b"m"]).count == 1
 
 
 def submit_until_it_fails(producer: Producer, tickets: list[Ticket]) -> None:
