@@ -231,7 +231,8 @@ class RealFile:
         if self._direct_fd < 0:
             with _OPENING:
                 if self._direct_fd < 0:
-                    self._direct_fd = os.open(self.path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+                    # Through /proc: the same file, whatever has become of its name.
+                    self._direct_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
         return self._direct_fd
 
     def _read_direct(self, position: int, size: int) -> bytes:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,6 +116,32 @@ def test_more_buffers_than_one_call_takes(place: Place, rng: random.Random) -> N
     contents = pages_of(*(rng.randrange(256) for _ in range(count)))
     file.write(0, [contents[n * PAGE_SIZE : (n + 1) * PAGE_SIZE] for n in range(count)], sync=True)
     assert file.read(0, count * PAGE_SIZE) == bytes(contents)
+    file.close()
+
+
+def test_threads_write_ranges_apart(place: Place) -> None:
+    file = place.disk.create(f"{place.directory}/a")
+    file.allocate(0, 64 * PAGE_SIZE)
+    buffers = [pages_of(number + 1) for number in range(64)]
+    with ThreadPoolExecutor(8) as executor:
+        list(executor.map(lambda n: file.write(n * PAGE_SIZE, [buffers[n]], sync=False), range(64)))
+    file.sync()
+    assert file.read(0, 64 * PAGE_SIZE) == b"".join(map(bytes, buffers))
+    file.close()
+
+
+def test_an_open_file_takes_writes_whatever_becomes_of_its_name(place: Place) -> None:
+    disk, directory = place
+    file = disk.create(f"{directory}/a")
+    disk.rename(f"{directory}/a", f"{directory}/b")
+    disk.create(f"{directory}/a").close()
+    file.write(0, [pages_of(1)], sync=True)
+    other = disk.open(f"{directory}/a")
+    assert other.size() == 0
+    other.close()
+    disk.unlink(f"{directory}/b")
+    file.write(0, [pages_of(2)], sync=True)
+    assert file.read(0, 1) == b"\2"
     file.close()
 
 
