@@ -78,26 +78,27 @@ def percentiles_of(latencies_ns: NDArray[np.int64]) -> tuple[float, ...]:
 
 
 def show(results: list[Result], console: Console) -> None:
-    """The table, one row a result."""
-    table = Table(title="Workloads, each beside the machine's own limit in the same run")
-    for heading in ("workload", "policy"):
-        table.add_column(heading, overflow="fold")
+    """Two tables of one row a result: what was measured, and how that stands to the machine and to the aim."""
+    figures = Table(title="What the workloads reached")
+    limits = Table(title="Beside the machine's own limit in the same run")
+    for table in (figures, limits):
+        table.add_column("workload", no_wrap=True)
+        table.add_column("policy", no_wrap=True)
     for heading in ("msg/s", "MB/s", "p50 us", "p99 us", "p99.9 us", "batches/sync"):
-        table.add_column(heading, justify="right")
-    table.add_column("ratio to the limit", overflow="fold")
-    table.add_column("to reach", overflow="fold")
-    table.add_column("")
+        figures.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("ratio to the limit", "to reach", "reached"):
+        limits.add_column(heading)
     for result in results:
         latencies = [f"{value:,.0f}" for value in result.latency_us] or ["", "", ""]
-        yardsticks = "; ".join(f"{y.ratio:.2f} of {y.name} ({_short(y.value)})" for y in result.yardsticks)
-        mark = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[result.reached]
         group = "" if result.batches_per_sync is None else f"{result.batches_per_sync:.1f}"
         rate = f"{result.message_rate:,.0f}" if result.messages else ""
         size_rate = f"{result.size_rate / 1e6:,.1f}" if result.size else ""
-        table.add_row(
-            result.workload, result.durability, rate, size_rate, *latencies, group, yardsticks, result.target, mark
-        )
-    console.print(table)
+        figures.add_row(result.workload, result.durability, rate, size_rate, *latencies, group)
+        yardsticks = "; ".join(f"{y.ratio:.2f} of {y.name} ({_short(y.value)})" for y in result.yardsticks)
+        mark = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[result.reached]
+        limits.add_row(result.workload, result.durability, yardsticks, result.target, mark)
+    console.print(figures)
+    console.print(limits)
 
 
 def _short(value: float) -> str:
