@@ -172,16 +172,7 @@ class LogLife(LogCore):
                 self.disk.remove_tree(f"{self.directory}/{name}")
         for log_id, incarnation in self.runtime.list_logs():
             if log_id == self.log_id and incarnation != self.incarnation:
-                self._retire_runtime(incarnation, State.REPLACED)
-
-    def _retire_runtime(self, incarnation: bytes, state: State) -> None:
-        """Tells the readers of an incarnation that it is over, and unlinks its shared memory."""
-        control = self.runtime.open_control(self.log_id, incarnation)
-        if control is not None:
-            control[words.WORD_STATE] = state
-        for generation in self.runtime.list_rings(self.log_id, incarnation):
-            self.runtime.remove_ring(self.log_id, incarnation, generation)
-        self.runtime.remove_control(self.log_id, incarnation)
+                _retire_runtime(self.runtime, log_id, incarnation, State.REPLACED)
 
     # --- purge ---------------------------------------------------------------------------------------------------
 
@@ -217,7 +208,7 @@ class LogLife(LogCore):
         self._identify(State.OPENING)
         self.offsets = self._open_offsets()
         self._take_over(Opened(0, 0, 0, False))
-        self._retire_runtime(old_incarnation, State.REPLACED)
+        _retire_runtime(self.runtime, self.log_id, old_incarnation, State.REPLACED)
         try:
             self.disk.remove_tree(old_segments.directory)
         except DiskFailed as error:
@@ -272,11 +263,30 @@ class LogLife(LogCore):
         """Deletes the partition: readers see DELETED; ring, control block and directory go. Raises DiskFailed."""
         self.abandon()
         self._publish_state(State.DELETED, int(ErrorCode.PARTITION_REPLACED))
-        self._retire_runtime(self.incarnation, State.DELETED)
-        self.disk.remove_tree(self.directory)
-        self.disk.sync_directory(os.path.dirname(self.directory))
+        self.discard(self.disk, self.runtime, self.directory, self.log_id)
+
+    @staticmethod
+    def discard(disk: Disk, runtime: Runtime, directory: str, log_id: int) -> None:
+        """Deletes a partition that is not open, whatever state its files are in (a refused one, say): readers see
+        DELETED. One that is not there is fine. Raises DiskFailed."""
+        for owner, incarnation in runtime.list_logs():
+            if owner == log_id:
+                _retire_runtime(runtime, log_id, incarnation, State.DELETED)
+        if disk.exists(directory):
+            disk.remove_tree(directory)
+            disk.sync_directory(os.path.dirname(directory))
 
     def _refusal(self) -> int:
         if self.state is State.POISONED:
             return ErrorCode.PARTITION_POISONED
         return ErrorCode.PARTITION_REPLACED if self.state is State.DELETED else ErrorCode.BROKER_STOPPING
+
+
+def _retire_runtime(runtime: Runtime, log_id: int, incarnation: bytes, state: State) -> None:
+    """Tells the readers of an incarnation that it is over, and unlinks its shared memory."""
+    control = runtime.open_control(log_id, incarnation)
+    if control is not None:
+        control[words.WORD_STATE] = state
+    for generation in runtime.list_rings(log_id, incarnation):
+        runtime.remove_ring(log_id, incarnation, generation)
+    runtime.remove_control(log_id, incarnation)

@@ -153,7 +153,7 @@ def test_a_scan_names_foreign_records_and_missing_offsets() -> None:
         ({"batch_length": 1 << 50}, FAULT_DAMAGE),
     ):
         changed = bytearray(log)
-        changed[places[1] : places[1] + HEADER_SIZE] = pack_header(header._replace(**changes))  # type: ignore[arg-type]
+        changed[places[1] : places[1] + HEADER_SIZE] = pack_header(header._replace(**changes))
         found = scanned(bytes(changed))
         assert (found.position, found.fault) == (places[1], fault), changes
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shmbroker.errors import DiskFailed, ErrorCode
+from shmbroker.errors import Corrupt, DiskFailed, ErrorCode
 from shmbroker.formats import control as words
 from shmbroker.formats.batch import HEADER_SIZE, KIND_FILLER, pack_header, unpack_header
 from shmbroker.formats.control import State
@@ -38,7 +38,7 @@ from tests.storage.log_world import (
     record_of_size,
 )
 from tests.storage.memory_runtime import MemoryRuntime
-from tests.storage.test_recovery import base_of, segments_of
+from tests.storage.test_recovery import base_of, edit, segments_of
 
 SEED = 4_711
 
@@ -53,7 +53,7 @@ def take(log: PartitionLog, record: bytes) -> int:
 
 def test_rule_10_segments_are_allocated_in_synchronised_doubling_steps_ahead_of_need() -> None:
     disk, _, log = new_world(segment_size=32 * MIB, persisted=True)
-    sizes = []
+    sizes: list[int] = []
     for _ in range(40):
         assert take(log, record_of_size(200_000)) == 0
         finish_pass(log)
@@ -327,7 +327,7 @@ def test_expired_segments_go_but_not_what_a_consumer_still_needs() -> None:
     assert log.describe()["first_offset"] == 0, "nothing is old enough"
     log.maintain(3_000_000)
     assert log.describe()["first_offset"] == sealed[0].end_offset == log.control[words.WORD_FIRST_OFFSET]
-    assert [offset for offset, _ in read_files(disk)][0] == stored + 1
+    assert read_files(disk)[0][0] == stored + 1
     assert log.superblock.current.durable_position >= sealed[0].end_position, "the mark went first"
     for image in disk.images(SEED):
         again = open_log(image, runtime.after_power_failure(), segment_size=8192)
@@ -388,7 +388,7 @@ def test_a_refused_record_is_not_found_by_recovery() -> None:
     append(log, [b"good"])
     log.publish()
     stamped = unpack_header(record_of([b"lie" * 100]))._replace(
-        base_offset=1, log_position=log.describe()["committed_position"], incarnation=log.incarnation,
+        base_offset=1, log_position=log.control[words.WORD_COMMITTED_POSITION], incarnation=log.incarnation,
         partition_id=log.partition_id, content_checksum=7,
     )  # fmt: skip
     assert log.append(memoryview(pack_header(stamped) + record_of([b"lie" * 100])[HEADER_SIZE:]), 5)[0] != 0
@@ -408,7 +408,7 @@ def test_a_log_on_the_real_disk_with_helper_threads(tmp_path: Path, policy: str)
     directory = f"{tmp_path}/partitions/{LOG_ID:020}"
     PartitionLog.create(disk, directory, LOG_ID, 3)
     rng = random.Random(SEED)
-    wanted = []
+    wanted: list[bytes] = []
     options: dict[str, Any] = {"segment_size": 3 * MIB, "persisted": policy == "persisted", "directory": directory}
     with ThreadPoolExecutor(2) as executor:
         for life in range(3):
@@ -428,7 +428,22 @@ def test_a_log_on_the_real_disk_with_helper_threads(tmp_path: Path, policy: str)
         messages = read_files(disk, directory)
         assert [offset for offset, _ in messages] == list(range(len(wanted)))
         assert [payload for _, payload in messages] == wanted, f"seed {SEED}"
-        assert log.describe()["segment_count"] >= 4
+        assert log.control[words.WORD_SEGMENT_COUNT] >= 4
         log.remove()
     assert not disk.exists(directory)
     assert runtime.list_logs() == []
+
+
+def test_a_refused_partition_can_be_discarded() -> None:
+    disk, runtime, log = new_world()
+    append(log, [b"message"])
+    log.close(5)
+    control = log.control
+    edit(disk, segments_of(disk)[0], 0, bytes(8))
+    with pytest.raises(Corrupt):
+        open_log(disk, runtime)
+    PartitionLog.discard(disk, runtime, DIRECTORY, LOG_ID)
+    assert control[words.WORD_STATE] == State.DELETED
+    assert not disk.exists(DIRECTORY)
+    assert runtime.list_logs() == []
+    PartitionLog.discard(disk, runtime, DIRECTORY, LOG_ID)
