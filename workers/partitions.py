@@ -115,7 +115,7 @@ class Partitions:
                 self.active.pop(log, None)
                 log.remove()
             else:
-                self._disk.remove_tree(directory_of(self._data_directory, log_id))
+                PartitionLog.discard(self._disk, self._runtime, directory_of(self._data_directory, log_id), log_id)
         self._rota.clear()
 
     def update(self, log_ids: Iterable[int], changes: Mapping[str, Any]) -> None:
