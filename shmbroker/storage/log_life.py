@@ -60,10 +60,12 @@ class LogLife(LogCore):
             log = cls(disk, runtime, budget, directory, log_id, partition_id, options, superblock, instance, executor)
             try:
                 log._open(now_us)
-            except Corrupt as error:
-                log._publish_state(State.REFUSED, int(ErrorCode.PARTITION_REFUSED))
-                log.segments.close()
-                raise error
+            except (Corrupt, DiskFailed, NoSpace) as error:
+                log._publish_state(State.REFUSED, int(error.code))
+                raise
+            finally:
+                if log.state is not State.OPEN and log.state is not State.POISONED:
+                    log.segments.close()
         except BaseException:
             superblock.close()
             raise
