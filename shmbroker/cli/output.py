@@ -60,7 +60,8 @@ def print_properties(facts: Mapping[str, Any], *, as_json: bool) -> None:
         return
     table = Table("Property", "Value", header_style="bold")
     for key, value in facts.items():
-        table.add_row(key.replace("_", " "), Text(shown(value)))
+        # "option segment_size" is a key that somebody will type: it stays as it is.
+        table.add_row(key if " " in key else key.replace("_", " "), Text(shown(value)))
     console().print(table)
 
 

@@ -32,15 +32,29 @@ def stats(data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     if as_json:
         output.print_json(facts)
         return
-    broker = {**facts["broker"], "memory_max": output.size_text(facts["broker"]["memory_max"])}
+    broker = {
+        **facts["broker"],
+        "pid": str(facts["broker"]["pid"]),
+        "instance": f"{facts['broker']['instance']:x}",
+        "memory_max": output.size_text(facts["broker"]["memory_max"]),
+    }
     output.print_properties(broker, as_json=False)
-    workers = [{**worker, "memory": output.size_text(worker.get("memory_max", 0))} for worker in facts["workers"]]
-    output.print_rows(workers, WORKER_COLUMNS, as_json=False, empty="No workers.")
+    output.print_rows(list(map(worker_row, facts["workers"])), WORKER_COLUMNS, as_json=False, empty="No workers.")
     rows = [partition_row(partition) for partition in facts["partitions"]]
     output.print_rows(rows, PARTITION_COLUMNS, as_json=False, empty="No partitions yet.")
     for partition in facts["partitions"]:
         if partition.get("reason"):
             output.print_note(f"{name_of(partition)}: {partition['reason']}")
+
+
+def worker_row(worker: Mapping[str, Any]) -> dict[str, Any]:
+    """A worker that is down has no figures."""
+    pid, memory = worker.get("pid"), worker.get("memory_max")
+    return {
+        **worker,
+        "pid": None if pid is None else str(pid),
+        "memory": None if memory is None else output.size_text(memory),
+    }
 
 
 def name_of(partition: Mapping[str, Any]) -> str:

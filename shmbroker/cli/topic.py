@@ -25,8 +25,8 @@ app = typer.Typer(
 )  # fmt: skip
 
 COLUMNS = {
-    "id": "ID", "created": "Created", "name": "Name", "size_bytes": "Size (B)", "max_topic_size": "Max Topic Size (B)",
-    "compression": "Compression", "message_expiry": "Message Expiry (s)", "messages": "Messages Count",
+    "id": "ID", "created": "Created", "name": "Name", "size_bytes": "Size (B)", "max_topic_size": "Max Topic Size",
+    "compression": "Compression", "message_expiry": "Message Expiry", "messages": "Messages Count",
     "partitions": "Partitions Count", "durability": "Durability",
 }  # fmt: skip
 
@@ -77,6 +77,16 @@ def facts_of(topic: Any) -> dict[str, Any]:
         "partitions": topic.partition_count,
         "durability": topic.durability.value,
         "consumer_offset_durability": topic.consumer_offset_durability.value,
+    }
+
+
+def json_facts_of(topic: Any) -> dict[str, Any]:
+    """For scripts: sizes in bytes and times in microseconds beside the words; 2^64 - 1 is never, and without bound."""
+    return {
+        **facts_of(topic),
+        "created_at_us": topic.created_at_us,
+        "max_topic_size_bytes": topic.max_topic_size,
+        "message_expiry_us": topic.message_expiry_us,
     }
 
 
@@ -198,7 +208,7 @@ def get(stream: StreamName, topic: TopicName, data: Data = DATA_DEFAULT, as_json
     ]
     options = {key: {"value": value, "explicit": key in found.explicit} for key, value in sorted(found.options.items())}
     if as_json:
-        output.print_json({**facts_of(found), "options": options, "partition_list": partitions})
+        output.print_json({**json_facts_of(found), "options": options, "partition_list": partitions})
         return
     shown = {
         f"option {key}": f"{entry['value']}{'' if entry['explicit'] else ' (default)'}"
@@ -219,7 +229,8 @@ def list_(stream: StreamName, data: Data = DATA_DEFAULT, as_json: Json = False) 
     `shmbroker topic list market`
     """
     with connected(data) as client:
-        rows = [facts_of(topic) for topic in client.list_topics(identifier(stream))]
+        facts = json_facts_of if as_json else facts_of
+        rows = [facts(topic) for topic in client.list_topics(identifier(stream))]
     empty = f"{stream} has no topic yet: shmbroker topic create {stream} NAME PARTITIONS"
     output.print_rows(rows, COLUMNS, as_json=as_json, empty=empty)
 

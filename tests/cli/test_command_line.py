@@ -123,6 +123,7 @@ def test_options_in_words(run: Run) -> None:
     run("topic", "create", "words", "topic", "1", "none", "7days", "-m", "10GiB", "--set", "segment_size=2097152")
     facts = parsed(run("topic", "get", "words", "topic", "--json"))
     assert facts["message_expiry"] == "7 days"
+    assert facts["message_expiry_us"] == 7 * 86_400_000_000
     assert facts["max_topic_size"] == "10 GiB"
     assert facts["options"]["segment_size"]["explicit"]
     run("topic", "update", "words", "topic", "renamed", "none", "30days")
