@@ -47,6 +47,7 @@ EXIT_FAILED: Final = 1
 EXIT_ORPHANED: Final = 2
 THREAD_COUNT: Final = 4
 """For the second and later files of a group: more are rarely dirty, and the device does not go faster with more."""
+GARBAGE_THRESHOLD: Final = 50_000
 LOCK_WAIT_S: Final = 10.0
 """A predecessor that was killed gives its lock back when the kernel is done with it."""
 
@@ -104,8 +105,10 @@ def serve(options: argparse.Namespace) -> int:
             bell.ring()
 
         watch = PipeWatch(options.pipe, orphaned)
+        # Requests make many short-lived tuples and no cycles: looking for cycles is a pause that producers would see.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(GARBAGE_THRESHOLD, 20, 100)
         loop.run(control)
     if control.failures is None:
         # The front is dead. Nothing is flushed: rings and marks are as after SIGKILL, which recovery expects, and a new

@@ -18,6 +18,7 @@ from shmbroker.client.producer import Producer
 from shmbroker.client.ticket import Ticket
 from shmbroker.crash_points import parse
 from shmbroker.errors import InvalidConfiguration, OutcomeUnknown, ShmbrokerError
+from shmbroker.front.places import default_runtime
 
 from .conftest import WAIT_S, Start
 from .test_rules_of_processes import read_all
@@ -99,9 +100,11 @@ def test_rule_07_worker_killed_at_a_named_point_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("durability", ["replicated", "persisted"])
-def test_sigkill_of_every_process_under_load_keeps_what_was_acknowledged(
-    start: Start, rng: random.Random, durability: str
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_end_of_every_process_under_load_keeps_what_was_acknowledged(
+    start: Start, rng: random.Random, durability: str, end: str
 ) -> None:
+    """SIGKILL of all, and SIGTERM: after the second nothing is left in shared memory, all of it is in the files."""
     broker = start().ready()
     acknowledged: list[tuple[int, bytes]] = []
     enough = threading.Event()
@@ -127,7 +130,11 @@ def test_sigkill_of_every_process_under_load_keeps_what_was_acknowledged(
     thread = threading.Thread(target=load)
     thread.start()
     assert enough.wait(WAIT_S)
-    broker.kill_everything()
+    if end == "killed":
+        broker.kill_everything()
+    else:
+        assert broker.stop() == 0, broker.said()
+        assert not os.path.exists(default_runtime(str(broker.data)))
     thread.join(WAIT_S)
     assert not thread.is_alive()
     broker = start().ready()

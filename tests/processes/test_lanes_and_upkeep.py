@@ -21,8 +21,9 @@ from shmbroker.formats.lane import REQUEST_APPEND, REQUEST_CONTROL, REQUEST_STOR
 from shmbroker.formats.offsets import KEY_CONSUMER, name_key
 from shmbroker.front.places import default_runtime
 from shmbroker.limits import LANE_SIZE_MIN
-from shmbroker.shm.doorbell import Doorbell
+from shmbroker.shm.doorbell import Doorbell, EventDoorbell, NamedDoorbell
 from shmbroker.shm.lane import LaneClient
+from shmbroker.shm.region import Region
 from shmbroker.wire import groups, local, streams, system
 from shmbroker.wire.commands import Request
 from shmbroker.wire.connection import Answer, ClientConnection
@@ -133,6 +134,42 @@ def test_a_lane_may_do_what_was_granted_and_nothing_else(start: Start) -> None:
             connection.request(local.Confirm(["somebody-elses"]), deadline())
         with pytest.raises(ClientMistake):
             connection.request(local.CloseLane(10**6), deadline())
+    assert broker.stop() == 0
+
+
+def test_lanes_and_watches_of_an_event_loop(start: Start, eventually) -> None:
+    """Their bells have no name: they travel as descriptors, and a respawned worker gets the watch's again."""
+    broker = start().ready()
+    with_topic(broker)
+    with connection_to(broker) as connection:
+        reply, descriptors = connection.call(local.OpenLane(0, LANE_SIZE_MIN, True), deadline())
+        assert isinstance(reply, local.OpenLaneReply)
+        assert reply.completion is None
+        doorbell = NamedDoorbell.open(reply.doorbell)
+        lane, bell = LaneClient(Region.attach(descriptors[0]), doorbell), EventDoorbell(descriptors[1])
+        grant = connection.request(local.OpenPartition("s", "t", 0, ["append", "read"]), deadline())
+        body = record()
+        assert lane.offer(REQUEST_APPEND, 0, 1, grant.log_id, 0, (body,), len(body))
+        lane.ring()
+        assert bell.wait(WAIT_S)
+        assert answer_of(lane, bell, 1) == (0, 0)
+        watched, descriptors = connection.call(local.Watch([grant.log_id], True), deadline())
+        assert isinstance(watched, local.WatchReply)
+        watch_bell = EventDoorbell(descriptors[0])
+        assert watch_bell.wait(WAIT_S)
+        bell.drain()
+        broker.kill_worker()
+        assert bell.wait(WAIT_S), "a lane whose worker died wakes its client"
+        assert answer_of(lane, bell, 2) == (ErrorCode.LANE_CLOSED, 0)
+        assert watch_bell.wait(WAIT_S), "the next worker has the bell"
+        connection.request(local.Unwatch(watched.watch_id), deadline())
+        with pytest.raises(ClientMistake):
+            connection.request(local.Unwatch(watched.watch_id), deadline())
+        for each in (bell, watch_bell, doorbell):
+            each.close()
+        lane.close()
+        with broker.connect() as client:
+            eventually(lambda: client.stats()["workers"][0]["watches"] == 0, "the watch to be gone")
     assert broker.stop() == 0
 
 
