@@ -200,11 +200,21 @@ class AsyncProducer:
             ticket = submit(0.0)  # never waits: the loop goes on
         except (BufferFull, WaitTimeout):
             ticket = await _on(self._control, lambda: submit(seconds))
-        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if ticket.done():
+            return ticket.result(0.0)
+        confirmed = asyncio.wrap_future(ticket)
+        if deadline is None:
+            return await confirmed
+        # Not asyncio.wait_for: its machinery costs more than the send.
+        timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), confirmed.cancel)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(ticket), remaining)
-        except TimeoutError:
+            return await confirmed
+        except asyncio.CancelledError:
+            if time.monotonic() < deadline or _is_being_cancelled():
+                raise
             return ticket.result(0.0)  # raises StillInFlight with the ticket, unless it has just settled
+        finally:
+            timer.cancel()
 
     async def flush(self, timeout: float | None = None) -> None:
         """Returns when everything sent so far has met the topic's policy."""
@@ -288,6 +298,12 @@ class AsyncConsumer:
         except ShmbrokerError:
             if error is None:
                 raise
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody has asked the current task to end, so that it was not our timer."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def connect_async(url: str | None = None, *, timeout: Seconds = TIMEOUT_S) -> AsyncClient:
