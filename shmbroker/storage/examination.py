@@ -130,7 +130,9 @@ def examine(
     if found.chain is Chain.WHOLE:
         _examine_tail(disk, found, uncached)
     found.mark = max(
-        found.mark, superblock.durable_position, *(segment.info.end_position for segment in found.segments), 0
+        found.mark,
+        superblock.durable_position,
+        *(segment.info.end_position for segment in found.segments if segment.info.sealed),
     )
     reached = Mark.REACHED if found.end_position >= found.mark else Mark.MISSED
     found.file_row = decide_files(found.chain, found.tail, reached)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shmbroker.errors import ErrorCode
+from shmbroker.errors import DiskFailed, ErrorCode
 from shmbroker.formats import control as words
 from shmbroker.formats import segment as segment_format
 from shmbroker.formats.batch import HEADER_SIZE, KIND_FILLER, unpack_header
@@ -75,6 +75,28 @@ def test_rule_02_after_a_failed_sync_the_cache_is_not_believed() -> None:
         again = open_log(left, runtime.after_power_failure(), instance=3)
         assert read_files(left) == accepted, left.label
         again.abandon()
+
+
+def test_rule_02_what_only_the_cache_holds_is_written_again() -> None:
+    """A sync failed and the worker died before it could say so: the cache shows what will never reach the disk."""
+    disk, runtime, log = new_world()
+    append(log, [b"safe" * 100])
+    assert log.flush(sync=True) == 0
+    for number in range(5):
+        append(log, [b"%d" % number * 9000])
+    assert log.flush(sync=False) == 0
+    assert log.segments.active is not None
+    disk.fail(len(disk.points) + 1, errno.EIO)
+    with pytest.raises(DiskFailed):
+        log.segments.active.file.sync()
+    log.abandon()
+    opened = open_log(disk, runtime, instance=2)
+    assert len(read_files(disk)) == 6
+    for left in disk.images(SEED):
+        again = open_log(left, runtime.after_power_failure(), instance=3)
+        assert len(read_files(left)) == 6, left.label
+        again.abandon()
+    opened.abandon()
 
 
 # --- rule 3: offsets ------------------------------------------------------------------------------------------------
