@@ -126,7 +126,7 @@ class NoRuntime(RuntimeDirectory):
     def list_rings(self, log_id: int, incarnation: bytes) -> list[int]:
         return []
 
-    def list_logs(self) -> list[tuple[int, bytes]]:
+    def list_logs(self, log_id: int | None = None) -> list[tuple[int, bytes]]:
         return []
 
 

@@ -172,8 +172,8 @@ class LogLife(LogCore):
         for name in self.disk.list(self.directory):
             if len(name) == 2 * INCARNATION_SIZE and name != self.incarnation.hex():
                 self.disk.remove_tree(f"{self.directory}/{name}")
-        for log_id, incarnation in self.runtime.list_logs():
-            if log_id == self.log_id and incarnation != self.incarnation:
+        for log_id, incarnation in self.runtime.list_logs(self.log_id):
+            if incarnation != self.incarnation:
                 _retire_runtime(self.runtime, log_id, incarnation, State.REPLACED)
 
     # --- purge ---------------------------------------------------------------------------------------------------
@@ -271,9 +271,8 @@ class LogLife(LogCore):
     def discard(disk: Disk, runtime: Runtime, directory: str, log_id: int) -> None:
         """Deletes a partition that is not open, whatever state its files are in (a refused one, say): readers see
         DELETED. One that is not there is fine. Raises DiskFailed."""
-        for owner, incarnation in runtime.list_logs():
-            if owner == log_id:
-                _retire_runtime(runtime, log_id, incarnation, State.DELETED)
+        for _, incarnation in runtime.list_logs(log_id):
+            _retire_runtime(runtime, log_id, incarnation, State.DELETED)
         if disk.exists(directory):
             disk.remove_tree(directory)
             disk.sync_directory(os.path.dirname(directory))

@@ -62,8 +62,8 @@ class Runtime(Protocol):
     def list_rings(self, log_id: int, incarnation: bytes) -> list[int]:
         """The generations that are there, ascending."""
 
-    def list_logs(self) -> list[tuple[int, bytes]]:
-        """(log id, incarnation) of everything that has a control block or a ring."""
+    def list_logs(self, log_id: int | None = None) -> list[tuple[int, bytes]]:
+        """(log id, incarnation) of everything that has a control block or a ring; of one log only where it is given."""
 
     def free_space(self) -> int:
         """Bytes that may still be allocated, roughly."""
@@ -145,8 +145,10 @@ class RuntimeDirectory:
         names = (name for name in os.listdir(self.directory) if name.startswith(prefix))
         return sorted(int(name[len(prefix) :]) for name in names if _is_number(name[len(prefix) :]))
 
-    def list_logs(self) -> list[tuple[int, bytes]]:
-        parsed = (parse_name(name) for name in os.listdir(self.directory))
+    def list_logs(self, log_id: int | None = None) -> list[tuple[int, bytes]]:
+        # Names are only taken apart where they matter: each of a thousand partitions asks for its own at the start.
+        prefix = "" if log_id is None else f"{log_id}-"
+        parsed = (parse_name(name) for name in os.listdir(self.directory) if name.startswith(prefix))
         return sorted({(found[0], found[1]) for found in parsed if found is not None})
 
     def free_space(self) -> int:

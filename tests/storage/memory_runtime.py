@@ -54,8 +54,9 @@ class MemoryRuntime:
     def list_rings(self, log_id: int, incarnation: bytes) -> list[int]:
         return sorted(generation for log, name, generation in self.rings if (log, name) == (log_id, incarnation))
 
-    def list_logs(self) -> list[tuple[int, bytes]]:
-        return sorted({*self.controls, *((log_id, incarnation) for log_id, incarnation, _ in self.rings)})
+    def list_logs(self, log_id: int | None = None) -> list[tuple[int, bytes]]:
+        found = {*self.controls, *((owner, incarnation) for owner, incarnation, _ in self.rings)}
+        return sorted(each for each in found if log_id is None or each[0] == log_id)
 
     def free_space(self) -> int:
         return self.free_bytes

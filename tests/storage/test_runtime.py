@@ -97,6 +97,8 @@ def test_logs_are_listed(runtime: Runtime) -> None:
     runtime.create_ring(2, FIRST, 1, 1 * MIB)
     runtime.create_ring(10, FIRST, 1, 1 * MIB)
     assert runtime.list_logs() == [(2, FIRST), (2, SECOND), (10, FIRST)]
+    assert runtime.list_logs(2) == [(2, FIRST), (2, SECOND)]
+    assert runtime.list_logs(1) == []
     assert runtime.free_space() > 0
     assert len(runtime.boot_id) == 16
 
