@@ -175,7 +175,11 @@ class Answer(Future[T]):
         if self._state != FINISHED:
             self._wait(timeout)
         if self._status:
-            raise self._failure()
+            error = self._failure()
+            try:
+                raise error
+            finally:
+                del self, error  # else traceback, ticket and batch keep each other alive until a collection
         return self._outcome()
 
     def exception(self, timeout: float | None = None) -> ShmbrokerError | None:

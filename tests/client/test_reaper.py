@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, ThreadPoolExecutor, as_completed, wait
 from typing import Any
@@ -195,6 +197,24 @@ def test_an_answer_of_the_broker_becomes_its_error(scripted: tuple[ScriptedBroke
     assert raised.value.number == ErrorCode.JOURNAL_FULL
     assert ticket.exception() is raised.value
     assert ticket.record is not None, "what was not accepted can be sent again"
+
+
+def test_a_failed_ticket_is_freed_with_its_batch_at_once(scripted: tuple[ScriptedBroker, Port]) -> None:
+    broker, port = scripted
+    route = route_of(port)
+    put(route, awaited=True).result(LONG_S)
+    broker.say(f"fail {ErrorCode.JOURNAL_FULL.value}")
+    ticket = put(route)
+    watched = weakref.ref(ticket)
+    with pytest.raises(JournalFull):
+        ticket.result(LONG_S)
+    route.failure = None  # as a flush does
+    gc.disable()
+    try:
+        del ticket
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 def test_a_route_keeps_fewer_in_flight_than_the_worker_remembers(scripted: tuple[ScriptedBroker, Port]) -> None:
