@@ -4,8 +4,8 @@ One run for each failure: two producers and two programs that store offsets, on 
 (so that neither can hide behind the other's disk writes), all under load when it strikes. One test for each cell.
 
 Power that fails cannot be had from a real kernel: here every process is killed and the shared memory is gone, which is
-what a broker finds at the next boot if the disk had written everything. What the disk may have lost besides is the
-subject of ``tests/storage/test_crash.py`` (``test_rule_19_every_crash_of_a_workload_is_recovered``), on a simulated one.
+what a broker finds at the next boot if the disk had written everything. What the disk may have lost besides is shown on
+a simulated one: ``test_rule_19_every_crash_of_a_workload_is_recovered`` in ``tests/storage/test_crash.py``.
 """
 
 from __future__ import annotations
