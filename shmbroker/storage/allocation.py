@@ -27,6 +27,9 @@ class StepAllocator:
         """Bytes of the file that are durable parts of it: all of them may be written and mapped."""
         self.ahead_at = allocated - ALLOCATION_STEP_MIN // 2
         """From this file size on :meth:`look_ahead` wants to be called."""
+        self.covered = (0, 0)
+        """What :meth:`look_ahead` was told was written when it asked for a step that has been synchronised since."""
+        self._asked_with = (0, 0)
         self._file = file
         self._size_target = size_target
         self._step = ALLOCATION_STEP_MIN
@@ -42,12 +45,14 @@ class StepAllocator:
             self.allocated = self._take_step(self.allocated, max(self._next_step(), _pages(size - self.allocated)))
             self._plan()
 
-    def look_ahead(self, size: int) -> None:
-        """Takes what the helper has finished, and asks it for the next step if ``size`` has come near the end."""
+    def look_ahead(self, size: int, written: tuple[int, int] = (0, 0)) -> None:
+        """Takes what the helper has finished, and asks it for the next step if ``size`` has come near the end.
+        ``written``: log position and offset up to which the file is written now; see ``covered``."""
         if self._pending is not None:
             self._harvest(wait=False)
         elif size >= self.ahead_at and (step := self._next_step()) > 0:
             self.ahead_at = self.allocated
+            self._asked_with = written
             self._pending = self._executor.submit(self._take_step, self.allocated, step)
 
     def settle(self) -> None:
@@ -71,6 +76,7 @@ class StepAllocator:
             self.allocated = pending.result()
         except NoSpace:
             return
+        self.covered = self._asked_with
         self._plan()
 
     def _next_step(self) -> int:

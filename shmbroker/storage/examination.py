@@ -8,7 +8,9 @@ disk (rule 2).
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import Final
 
 from shmbroker.errors import Corrupt
 from shmbroker.formats import control as control_format
@@ -28,6 +30,7 @@ from shmbroker.formats.superblock import Superblock
 from shmbroker.limits import PAGE_SIZE
 from shmbroker.storage.disk import Disk, DiskFile
 from shmbroker.storage.journal import RingJournal
+from shmbroker.storage.read_ahead import BLOCK_SIZE, ReadAhead
 from shmbroker.storage.recovery import (
     RESTORE,
     Chain,
@@ -49,11 +52,15 @@ from shmbroker.storage.scan import (
     FAULT_FOREIGN,
     FAULT_GAP,
     ReadLog,
+    Residue,
     Scan,
     scan,
     search_residue,
 )
 from shmbroker.storage.segment import SegmentInfo
+
+READ_AHEAD_FROM: Final = BLOCK_SIZE
+"""Smaller logs are read in one call anyway."""
 
 
 @dataclass(slots=True)
@@ -122,13 +129,15 @@ class Examination:
 
 
 def examine(
-    disk: Disk, runtime: Runtime, directory: str, superblock: Superblock, control: memoryview | None, *, uncached: bool
-) -> Examination:
-    """Everything there is to know before anything is changed. Raises DiskFailed where it cannot be read."""
+    disk: Disk, runtime: Runtime, directory: str, superblock: Superblock, control: memoryview | None, *, uncached: bool,
+    executor: Executor | None = None,
+) -> Examination:  # fmt: skip
+    """Everything there is to know before anything is changed. Raises DiskFailed where it cannot be read. With an
+    ``executor`` the newest segment is read ahead of its scan."""
     found = Examination(directory, superblock)
     _examine_chain(disk, found)
     if found.chain is Chain.WHOLE:
-        _examine_tail(disk, found, uncached)
+        _examine_tail(disk, found, uncached, executor)
     found.mark = max(
         found.mark,
         superblock.durable_position,
@@ -228,7 +237,7 @@ def reader_of(file: DiskFile, base_position: int, *, uncached: bool) -> ReadLog:
     return lambda position, size: read(position + shift, size)
 
 
-def _examine_tail(disk: Disk, found: Examination, uncached: bool) -> None:
+def _examine_tail(disk: Disk, found: Examination, uncached: bool, executor: Executor | None) -> None:
     newest = found.segments[-1]
     found.fault_path = f"{found.directory}/{log_name(newest.header.base_offset)}"
     if newest.info.sealed:
@@ -239,11 +248,9 @@ def _examine_tail(disk: Disk, found: Examination, uncached: bool) -> None:
     file = disk.open(found.fault_path)
     try:
         limit = header.base_position + max(0, file.size() - DATA_POSITION)
-        read = reader_of(file, header.base_position, uncached=uncached)
-        result = scan(
-            read, Scan(header.base_position, header.base_offset, header.incarnation, header.partition_id), limit
+        result, residue = _scan_newest(
+            reader_of(file, header.base_position, uncached=uncached), header, limit, found.superblock, executor
         )
-        residue = search_residue(read, result.position, limit, header.incarnation)
     finally:
         file.close()
     found.scan = result
@@ -258,6 +265,26 @@ def _examine_tail(disk: Disk, found: Examination, uncached: bool) -> None:
     info = newest.info
     info.end_position, info.end_offset, info.message_count = result.position, result.offset, result.message_count
     info.first_timestamp, info.last_timestamp = result.first_timestamp, result.last_timestamp
+
+
+def _scan_newest(
+    read: ReadLog, header: SegmentHeader, limit: int, superblock: Superblock, executor: Executor | None
+) -> tuple[Scan, Residue]:
+    """Scans, and looks behind the end; not behind that of a clean stop that nothing follows: there are zeros only."""
+    base = header.base_position
+    begin = Scan(base, header.base_offset, header.incarnation, header.partition_id)
+    stop = superblock.end_position
+    if superblock.clean and base <= stop < limit and not any(read(stop, PAGE_SIZE)):
+        limit = stop
+    if executor is None or limit - base <= READ_AHEAD_FROM:
+        result = scan(read, begin, limit)
+        return result, search_residue(read, result.position, limit, header.incarnation)
+    ahead = ReadAhead(read, base, limit, executor)
+    try:
+        result = scan(ahead, begin, limit)
+        return result, search_residue(ahead, result.position, limit, header.incarnation)
+    finally:
+        ahead.settle()
 
 
 def _examine_ring(disk: Disk, runtime: Runtime, found: Examination, control: memoryview | None) -> None:

@@ -155,7 +155,7 @@ class LogCore:
         active = segments.active
         allocated = active.allocator.allocated
         active.allocator.ensure(active.file_position(self._end + size) + 2 * PAGE_SIZE)
-        active.allocator.look_ahead(active.file_position(self._end + size))
+        active.allocator.look_ahead(active.file_position(self._end + size), (self._file_position, self._file_offset))
         if active.allocator.allocated != allocated:
             self.control[words.WORD_ACTIVE_ALLOCATED] = active.allocator.allocated
         if not self.reservation.started:
@@ -182,8 +182,15 @@ class LogCore:
         """Takes what the helpers have finished, once a group."""
         active = self.segments.active
         if active is not None:
-            active.allocator.look_ahead(active.file_position(self._end))
-            self.control[words.WORD_ACTIVE_ALLOCATED] = active.allocator.allocated
+            allocator = active.allocator
+            allocator.look_ahead(active.file_position(self._end), (self._file_position, self._file_offset))
+            self.control[words.WORD_ACTIVE_ALLOCATED] = allocator.allocated
+            if allocator.covered[0] > self._durable_position:
+                # The sync of the step was also one of what had been written by then. Nobody waited for it, but it moves
+                # the mark of a replicated log, above which recovery has to write everything again.
+                self._durable_position, self._durable_offset = allocator.covered
+                self.control[words.WORD_DURABLE_OFFSET] = self._durable_offset
+                self.control[words.WORD_DURABLE_POSITION] = self._durable_position
         if self.reservation.started:
             self.reservation.look_ahead(self.committed_offset)
 

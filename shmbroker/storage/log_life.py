@@ -82,9 +82,16 @@ class LogLife(LogCore):
         if superblock.partition_id != self.partition_id:
             text = f"the superblock is of partition {superblock.partition_id}, not {self.partition_id}"
             raise Corrupt(self.superblock.path, 0, text)
-        uncached = bool(shared_poison or superblock.poison)
+        # Past the cache after a failed sync (rule 2), and wherever segments are written past it: it is quicker then.
+        uncached = bool(shared_poison or superblock.poison) or self.disk.direct(self.directory)
         found = examine(
-            self.disk, self.runtime, self.segments.directory, superblock, control if known else None, uncached=uncached
+            self.disk,
+            self.runtime,
+            self.segments.directory,
+            superblock,
+            control if known else None,
+            uncached=uncached,
+            executor=self.executor,
         )
         found.require()
         if here:

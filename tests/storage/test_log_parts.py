@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from shmbroker.formats.batch import HEADER_SIZE, pack_filler, pack_header, unpac
 from shmbroker.limits import ALLOCATION_STEP_MAX, ALLOCATION_STEP_MIN, INDEX_INTERVAL, PAGE_SIZE, RING_SIZE_MIN
 from shmbroker.storage.allocation import StepAllocator
 from shmbroker.storage.journal import JournalBudget, RingJournal
+from shmbroker.storage.read_ahead import BLOCK_SIZE, ReadAhead
 from shmbroker.storage.retention import deletable_count
 from shmbroker.storage.scan import (
     CHUNK_SIZE,
@@ -298,3 +299,21 @@ def test_retention_keeps_what_a_consumer_has_still_to_read_and_goes_in_small_pas
     assert deletable_count(segments, **everything) == 16
     assert deletable_count(segments, **{**everything, "lowest_stored_offset": 18}) == 1
     assert deletable_count(segments, **{**everything, "lowest_stored_offset": 19}) == 2
+
+
+# --- read ahead ---------------------------------------------------------------------------------------------
+
+
+def test_reading_ahead_gives_the_same_bytes_in_any_order() -> None:
+    rng = random.Random(SEED)
+    size = 3 * BLOCK_SIZE + 12_345
+    contents = rng.randbytes(size)
+    start, limit = 4096, 4096 + size
+    plain = lambda position, wanted: contents[position - start : position - start + wanted]  # noqa: E731
+    with ThreadPoolExecutor(2) as executor:
+        ahead = ReadAhead(plain, start, limit, executor)
+        for _ in range(60):
+            position = rng.randrange(start, limit + 10)
+            wanted = rng.choice((0, 1, 4096, BLOCK_SIZE, BLOCK_SIZE + 1, size))
+            assert bytes(ahead(position, wanted)) == plain(position, min(wanted, max(0, limit - position)))
+        ahead.settle()

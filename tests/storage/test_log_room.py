@@ -447,3 +447,18 @@ def test_a_refused_partition_can_be_discarded() -> None:
     assert not disk.exists(DIRECTORY)
     assert runtime.list_logs() == []
     PartitionLog.discard(disk, runtime, DIRECTORY, LOG_ID)
+
+
+def test_rule_08_the_mark_of_a_replicated_log_moves_with_the_steps_of_its_allocation() -> None:
+    disk, runtime, log = new_world(segment_size=64 * MIB, size_required_to_save=100_000)
+    for _ in range(40):
+        assert take(log, record_of_size(200_000)) == 0
+        finish_pass(log)
+    durable = log.control[words.WORD_DURABLE_POSITION]
+    assert 2 * MIB < durable < log.control[words.WORD_FILE_POSITION]
+    log.abandon()
+    nothing, *_ = disk.images(SEED, subsets=0)
+    again = open_log(nothing, runtime.after_power_failure(), segment_size=64 * MIB)
+    assert again.control[words.WORD_DURABLE_POSITION] >= durable
+    assert len(read_files(nothing)) == log.control[words.WORD_DURABLE_OFFSET]
+    again.abandon()
