@@ -11,6 +11,7 @@ After a stop in which everything was written it is removed.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -143,7 +144,9 @@ def _make_data_directory(data: str) -> None:
     except OSError as error:
         raise InvalidConfiguration(f"data directory {data}: {error.strerror}: {error.filename}") from error
     if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
-        raise InvalidConfiguration(f"data directory {data}: not writable for user {os.getuid()}")
+        is_sealed = os.statvfs(data).f_flag & os.ST_RDONLY
+        reason = os.strerror(errno.EROFS) if is_sealed else f"not writable for user {os.getuid()}"
+        raise InvalidConfiguration(f"data directory {data}: {reason}")
 
 
 def _sync_directory(directory: str) -> None:
