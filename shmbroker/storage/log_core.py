@@ -138,6 +138,8 @@ class LogCore:
 
     def _make_room_or_raise(self, size: int, count: int, now_us: int) -> int:
         segments = self.segments
+        if _ring_size_for(size) > self.budget.limit:
+            return int(ErrorCode.JOURNAL_FULL if size <= RING_SIZE_MIN // 4 else ErrorCode.BATCH_TOO_LARGE)
         if segments.active is not None and self._end - segments.active.info.base_position >= self.options.segment_size:
             self._roll(now_us)
         if self._ring is not None and size > _record_max_of(self._ring):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Final, Self
 
 from shmbroker.errors import Corrupt, DiskFailed, ErrorCode, NoSpace
@@ -33,16 +34,21 @@ class LogLife(LogCore):
     @staticmethod
     def create(disk: Disk, directory: str, log_id: int, partition_id: int) -> None:
         """Makes the directory of a new partition (its parent is made too where it is missing), durable with the whole
-        chain of names (rule 13). What an earlier, crashed attempt left is completed. Raises NoSpace, DiskFailed."""
-        parent = os.path.dirname(directory)
-        for path in (parent, directory):
+        chain of names (rule 13). What an earlier, crashed attempt left is replaced; one that holds a segment is not
+        such an attempt: FileExistsError. Raises NoSpace, DiskFailed. Any thread."""
+        for path in (os.path.dirname(directory), directory):
             if not disk.exists(path):
-                disk.make_directory(path)
+                with suppress(FileExistsError):  # another partition is being created at the same time
+                    disk.make_directory(path)
             disk.sync_directory(os.path.dirname(path))
         for name in disk.list(directory):
-            disk.remove_tree(f"{directory}/{name}") if len(name) == 2 * INCARNATION_SIZE else disk.unlink(
-                f"{directory}/{name}"
-            )
+            path = f"{directory}/{name}"
+            if len(name) != 2 * INCARNATION_SIZE:
+                disk.unlink(path)
+            elif disk.list(path):
+                raise FileExistsError(f"{path}: there is a log already")
+            else:
+                disk.remove_tree(path)
         incarnation = os.urandom(INCARNATION_SIZE)
         disk.make_directory(f"{directory}/{incarnation.hex()}")
         SuperblockFile.create(disk, directory, log_id, partition_id, incarnation).close()

@@ -12,6 +12,7 @@ from typing import Final
 from shmbroker.storage.scan import ReadLog
 
 BLOCK_SIZE: Final = 4 << 20
+BLOCKS_AHEAD: Final = 2
 
 
 class ReadAhead:
@@ -31,7 +32,7 @@ class ReadAhead:
         first, last = (position - self._start) // BLOCK_SIZE, (end - 1 - self._start) // BLOCK_SIZE
         for number in [number for number in self._blocks if number < first]:
             self._blocks.pop(number).exception()
-        for number in range(first, last + 2):
+        for number in range(first, last + 1 + BLOCKS_AHEAD):
             self._ask(number)
         parts = []
         for number in range(first, last + 1):

@@ -38,6 +38,7 @@ from tests.storage.log_world import (
     record_of_size,
 )
 from tests.storage.memory_runtime import MemoryRuntime
+from tests.storage.simulated_disk import Crashed, SimulatedDisk
 from tests.storage.test_recovery import base_of, edit, segments_of
 
 SEED = 4_711
@@ -254,6 +255,28 @@ def test_rule_13_a_roll_keeps_its_order(policy: str) -> None:
         ("sync_directory", base),
     ]  # fmt: skip
     assert steps == wanted
+
+
+def test_rule_13_a_creation_is_durable_with_its_names_and_can_be_repeated_after_any_crash() -> None:
+    whole = make_disk()
+    for point in range(1, len(whole.points) + 1):
+        disk = SimulatedDisk(crash_at=point)
+        with pytest.raises(Crashed):
+            PartitionLog.create(disk, DIRECTORY, LOG_ID, 3)
+        for image in [disk.process_image(), *disk.images(SEED)]:
+            PartitionLog.create(image, DIRECTORY, LOG_ID, 3)
+            for left in image.images(SEED):
+                log = open_log(left, MemoryRuntime())
+                assert append(log, [b"first"]) == 0
+                log.abandon()
+
+
+def test_rule_13_a_log_is_not_created_over_another() -> None:
+    disk, _, log = new_world()
+    append(log, [b"first"])
+    log.close(5)
+    with pytest.raises(FileExistsError):
+        PartitionLog.create(disk, DIRECTORY, LOG_ID, 3)
 
 
 # --- rule 14: purge -------------------------------------------------------------------------------------------------
