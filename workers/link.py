@@ -10,6 +10,7 @@ import json
 import queue
 import socket
 import threading
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from shmbroker.errors import ErrorCode, LaneBroken
 from shmbroker.formats.link import DESCRIPTORS_MAX, PACKET, PACKET_SIZE, packets_of
 
 CLOSE_WAIT_S = 5.0
+CONTROL_SIZE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array("i").itemsize)
 
 
 class Link:
@@ -36,12 +38,17 @@ class Link:
         """
         while number not in self._arrived:
             try:
-                packet, fds, _, _ = socket.recv_fds(self._socket, PACKET_SIZE, DESCRIPTORS_MAX, socket.MSG_DONTWAIT)
+                # Not recv_fds: that of Python 3.11 forgets the flags, and would wait.
+                packet, control, _, _ = self._socket.recvmsg(PACKET_SIZE, CONTROL_SIZE, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 raise LaneBroken(f"the front named descriptors {number} and did not send them") from None
             if len(packet) != PACKET_SIZE:
                 raise LaneBroken(f"the front sent a packet of {len(packet)} bytes with descriptors")
-            self._arrived[PACKET.unpack(packet)[0]] = fds
+            fds = array("i")
+            for level, kind, content in control:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+            self._arrived[PACKET.unpack(packet)[0]] = fds.tolist()
         return self._arrived.pop(number)
 
     def answer(self, number: int, body: Mapping[str, Any], status: int = ErrorCode.OK) -> None:

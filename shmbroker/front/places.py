@@ -53,7 +53,7 @@ class Places:
         self.socket_path = f"{runtime}/{SOCKET_NAME}"
         self.prefix = f"shmbroker-{xxh3_64_hexdigest(data.encode())}-"
         """How the names of all doorbells of this broker begin."""
-        self._lock = lock
+        self._locks = [lock]
 
     @classmethod
     def take(cls, data: str, runtime: str | None) -> Places:
@@ -64,17 +64,23 @@ class Places:
         """
         data = os.path.realpath(data)
         _make_data_directory(data)
-        lock = _lock_broker(f"{data}/{BROKER_LOCK}")
+        lock = _lock_broker(f"{data}/{BROKER_LOCK}", "data")
         try:
             _wait_for_workers(data)
             runtime = os.path.realpath(runtime) if runtime is not None else default_runtime(data)
             _make_runtime_directory(runtime)
             places = cls(data, runtime, lock)
+        except BaseException:
+            lock.release()
+            raise
+        try:
             places._check_socket_path()
+            # Two data directories may not share one: each would sweep what the other uses.
+            places._locks.append(_lock_broker(f"{runtime}/{BROKER_LOCK}", "runtime"))
             places._write_runtime_name()
             places._sweep()
         except BaseException:
-            lock.release()
+            places.release()
             raise
         return places
 
@@ -99,13 +105,22 @@ class Places:
         return count
 
     def remove_runtime(self) -> None:
-        """After a stop in which everything committed was written: nothing in it is of use to anybody."""
+        """After a stop in which everything committed was written: nothing in it is of use to anybody.
+
+        What is not ours in a directory that somebody named stays there, and the directory with it.
+        """
         sweep_names(self.prefix)
-        shutil.rmtree(self.runtime)
+        for name in (DOORBELLS_DIRECTORY, LOGS_DIRECTORY):
+            shutil.rmtree(f"{self.runtime}/{name}")
+        for name in (SOCKET_NAME, BROKER_LOCK):
+            Path(self.runtime, name).unlink(missing_ok=True)
+        if not os.listdir(self.runtime):
+            os.rmdir(self.runtime)
 
     def release(self) -> None:
-        """Gives the data directory to the next broker."""
-        self._lock.release()
+        """Gives the directories to the next broker."""
+        for lock in self._locks:
+            lock.release()
 
     def _check_socket_path(self) -> None:
         size = len(os.fsencode(self.socket_path))
@@ -157,11 +172,11 @@ def _sync_directory(directory: str) -> None:
         os.close(fd)
 
 
-def _lock_broker(path: str) -> FileLock:
+def _lock_broker(path: str, kind: str) -> FileLock:
     try:
         return FileLock.acquire(path)
     except Unavailable as error:
-        raise Unavailable(f"another broker has this data directory: {error}") from error
+        raise Unavailable(f"another broker has this {kind} directory: {error}") from error
 
 
 def _wait_for_workers(data: str) -> None:

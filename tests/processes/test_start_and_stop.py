@@ -85,6 +85,19 @@ def test_rule_10_runtime_file_system_too_small(start: Start) -> None:
     assert "journal_memory_limit" in said
 
 
+def test_runtime_directory_of_another_broker(start: Start, data: Path, tmp_path: Path) -> None:
+    """It would sweep the first one's socket and doorbells; and what is not a broker's is never removed."""
+    runtime = Path(default_runtime(str(data)))
+    first = start(f"--runtime={runtime}").ready()
+    said = refusal_of(start(f"--data={tmp_path / 'other'}", f"--runtime={runtime}"))
+    assert str(first.pid) in said
+    with first.connect() as client:
+        client.create_stream("still there")
+    (runtime / "mine").write_text("keep")
+    assert first.stop() == 0
+    assert [path.name for path in runtime.iterdir()] == ["mine"]
+
+
 def test_unknown_setting_refuses(start: Start) -> None:
     said = refusal_of(start(environment={"SHMBROKER_BROKER_WROKERS": "2"}))
     assert "WROKERS" in said
