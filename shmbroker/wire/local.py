@@ -32,6 +32,8 @@ class LocalCode(IntEnum):
     WATCH = 0x53480006
     UNWATCH = 0x53480007
     STATS = 0x53480008
+    AUTHENTICATE = 0x53480009
+    AS_USER = 0x5348000A
 
 
 RIGHTS: Final = frozenset({"append", "read", "offsets"})
@@ -222,11 +224,53 @@ class StatsReply(JsonBody):
 
 
 @dataclass(frozen=True, slots=True)
+class Authenticate(JsonBody):
+    """Asks who it is: by ``username`` and ``password``, or by ``token``; the others are None. ``address``: of the peer
+    whose attempts are counted. For local clients of the broker's own user alone (the HTTP gateway)."""
+
+    CODE: ClassVar[int] = LocalCode.AUTHENTICATE
+    username: str | None
+    password: str | None
+    token: str | None
+    address: str
+
+    def __repr__(self) -> str:
+        return f"Authenticate(username={self.username!r}, address={self.address!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticateReply(JsonBody):
+    """``expires_at_us``: when the token that was given expires, or None."""
+
+    user_id: int
+    username: str
+    expires_at_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AsUser(JsonBody):
+    """Carries out another command as a user: its ``code``, and its ``body`` in base64. What the user may not do is
+    refused with 41, a user that is gone or inactive with 40. Not for commands that need descriptors."""
+
+    CODE: ClassVar[int] = LocalCode.AS_USER
+    user_id: int
+    code: int
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class AsUserReply(JsonBody):
+    """The body of the inner reply, in base64; an inner refusal is the refusal of AS_USER."""
+
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
 class Done(JsonBody):
     """The reply of CONFIRM, CLOSE_LANE and UNWATCH: an empty object."""
 
 
-REQUESTS: Final = (Hello, OpenLane, Confirm, OpenPartition, CloseLane, Watch, Unwatch, Stats)
+REQUESTS: Final = (Hello, OpenLane, Confirm, OpenPartition, CloseLane, Watch, Unwatch, Stats, Authenticate, AsUser)
 REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.HELLO: HelloReply,
     LocalCode.OPEN_LANE: OpenLaneReply,
@@ -236,4 +280,6 @@ REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.WATCH: WatchReply,
     LocalCode.UNWATCH: Done,
     LocalCode.STATS: StatsReply,
+    LocalCode.AUTHENTICATE: AuthenticateReply,
+    LocalCode.AS_USER: AsUserReply,
 }
