@@ -31,6 +31,7 @@ from shmbroker.front.catalog_keeper import CatalogKeeper
 from shmbroker.front.catalog_store import FILE_NAME as CATALOG_NAME
 from shmbroker.front.catalog_store import CatalogStore
 from shmbroker.front.lanes import LaneTable
+from shmbroker.front.local_session import LocalSession
 from shmbroker.front.logs import Log, Logs
 from shmbroker.front.places import DOORBELLS_DIRECTORY, PARTITIONS_DIRECTORY, Places
 from shmbroker.front.session import Session
@@ -164,7 +165,8 @@ class Broker:
             connection.close()
             return
         self._session_number += 1
-        session = self.sessions[self._session_number] = Session(self, self._session_number, connection)
+        session = LocalSession(self, self._session_number, connection)
+        self.sessions[session.number] = session
         self.spawn(session.run())
 
     def spawn(self, work: Any) -> None:
@@ -334,7 +336,7 @@ class Broker:
         del self.sessions[session.number]
         self.lanes.end_session(session.number)
         self.watches.end_session(session.number)
-        if not self.stopping:
+        if not self.stopping and isinstance(session, LocalSession):
             for worker, generation in session.introduced.items():
                 self.spawn(self._end_on_worker(session.number, worker, generation))
 

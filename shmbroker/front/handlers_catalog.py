@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from shmbroker.front.broker import Broker
     from shmbroker.front.session import Session
 
-Handler = Callable[["Session", Any], Awaitable[Any]]
+Handler = Callable[[Any, Any], Awaitable[Any]]
+"""Of a Session (local commands: a LocalSession) and the request, to what Session.accepted takes."""
 
 
 def now_us() -> int:

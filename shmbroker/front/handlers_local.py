@@ -27,12 +27,12 @@ from shmbroker.wire.local import LocalCode
 
 if TYPE_CHECKING:
     from shmbroker.front.broker import Broker
-    from shmbroker.front.session import Session
+    from shmbroker.front.local_session import LocalSession
 
 POISONED_REASON = "a write or a sync of this partition failed: it accepts nothing until the broker is started again"
 
 
-async def hello(session: Session, request: local.Hello) -> local.HelloReply:
+async def hello(session: LocalSession, request: local.Hello) -> local.HelloReply:
     broker = session.broker
     if request.version != version("shmbroker"):
         raise ClientMistake(f"the broker is version {version('shmbroker')}, the client {request.version}: use the same")
@@ -41,7 +41,7 @@ async def hello(session: Session, request: local.Hello) -> local.HelloReply:
     return local.HelloReply(version("shmbroker"), places.data, places.runtime, broker.instance, session.prefix)
 
 
-async def open_lane(session: Session, request: local.OpenLane) -> WithDescriptors:
+async def open_lane(session: LocalSession, request: local.OpenLane) -> WithDescriptors:
     broker = session.broker
     if request.worker >= len(broker.workers):
         raise ClientMistake(f"there are {len(broker.workers)} workers, not {request.worker + 1}")
@@ -64,7 +64,7 @@ async def open_lane(session: Session, request: local.OpenLane) -> WithDescriptor
     return WithDescriptors(reply, lane.descriptors(), lane.close_descriptors)
 
 
-async def close_lane(session: Session, request: local.CloseLane) -> local.Done:
+async def close_lane(session: LocalSession, request: local.CloseLane) -> local.Done:
     lane = session.broker.lanes.find(request.lane_id, session.number)
     link = await session.broker.workers[lane.worker].running()
     await link.control("detach", session=session.number, lane_id=lane.lane_id)
@@ -72,7 +72,7 @@ async def close_lane(session: Session, request: local.CloseLane) -> local.Done:
     return local.Done()
 
 
-async def confirm(session: Session, request: local.Confirm) -> local.Done:
+async def confirm(session: LocalSession, request: local.Confirm) -> local.Done:
     for name in request.names:
         if not name.startswith(session.prefix) or "/" in name:
             raise ClientMistake(f"{name!r} is no name of this connection")
@@ -81,7 +81,7 @@ async def confirm(session: Session, request: local.Confirm) -> local.Done:
     return local.Done()
 
 
-async def open_partition(session: Session, request: local.OpenPartition) -> local.OpenPartitionReply:
+async def open_partition(session: LocalSession, request: local.OpenPartition) -> local.OpenPartitionReply:
     broker = session.broker
     catalog = broker.keeper.catalog
     topic = catalog.topic(request.stream, request.topic)
@@ -109,7 +109,7 @@ async def open_partition(session: Session, request: local.OpenPartition) -> loca
     )
 
 
-async def watch(session: Session, request: local.Watch) -> WithDescriptors:
+async def watch(session: LocalSession, request: local.Watch) -> WithDescriptors:
     broker = session.broker
     for log_id in request.log_ids:
         if not session.rights.get(log_id, 0) & RIGHT_READ:
@@ -126,7 +126,7 @@ async def watch(session: Session, request: local.Watch) -> WithDescriptors:
     return WithDescriptors(local.WatchReply(watch.watch_id, watch.semaphore), watch.descriptors(), lambda: None)
 
 
-async def unwatch(session: Session, request: local.Unwatch) -> local.Done:
+async def unwatch(session: LocalSession, request: local.Unwatch) -> local.Done:
     broker = session.broker
     watch = broker.watches.remove(request.watch_id, session.number)
     if watch is None:
@@ -137,7 +137,7 @@ async def unwatch(session: Session, request: local.Unwatch) -> local.Done:
     return local.Done()
 
 
-async def stats(session: Session, request: local.Stats) -> local.StatsReply:
+async def stats(session: LocalSession, request: local.Stats) -> local.StatsReply:
     broker = session.broker
     answers = await asyncio.gather(*(_worker_stats(worker) for worker in broker.workers))
     places = broker.keeper.catalog.logs
@@ -195,7 +195,7 @@ def _state_of(broker: Broker, log: Log) -> tuple[State, str | None]:
     return state, log.reason if state == State.REFUSED else None
 
 
-async def _introduce(session: Session, worker: Worker, link: WorkerLink) -> None:
+async def _introduce(session: LocalSession, worker: Worker, link: WorkerLink) -> None:
     """Tells this run of a worker what the session may do, if it does not know the session."""
     if session.introduced.get(worker.number) == worker.generation:
         return

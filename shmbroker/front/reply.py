@@ -1,4 +1,4 @@
-"""What a handler may return beside a plain reply."""
+"""What a handler may return beside a plain reply, and what a transport gets to send."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shmbroker.wire.bodies import Reply
 
-Answer = "Reply | Sequence[Reply] | WithDescriptors | None"
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +17,24 @@ class WithDescriptors:
     reply: Reply
     fds: Sequence[int]
     sent: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The body of a reply in pieces, sent one after the other without being copied together."""
+
+    pieces: Sequence[Buffer]
+    size: int
+    """Bytes of all pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole frame: its buffers in order, what travels beside the first byte, and whether the connection ends."""
+
+    buffers: Sequence[Buffer]
+    fds: Sequence[int] = ()
+    sent: Callable[[], None] | None = None
+    """Called once the descriptors are the client's, or cannot become so."""
+    ends: bool = False
+    """The connection is closed once this is sent."""

@@ -1,134 +1,117 @@
-"""One connection of a local client: its socket, what it may touch, and the requests it makes, one after the other.
+"""A session: who a peer is, and the answering of its requests, one after the other, whatever carries them.
 
-The peer is who the kernel says it is: only users in the broker's list get further than their first request, and the
-first request must be HELLO (or an Iggy ping). A session owns nothing that outlives its socket: lanes, watches and names
-of doorbells go with it.
+The transports (local_session: a Unix socket with descriptors; tcp: a TCP or TLS connection) move frames; a session
+turns one request into one answer and never waits for the peer. It owns nothing that outlives its connection: what
+others keep for it they give up in ``on_end``.
+
+Who may do what is decided here, before any handler: a peer that has not said who it is gets no further than its login
+(or HELLO), then ``authorise`` knows the permission that each command needs.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import socket
-import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from shmbroker.errors import ErrorCode, ShmbrokerError, Unauthorized, Unavailable, text_of
+from shmbroker.errors import ErrorCode, ShmbrokerError, Unavailable, text_of
 from shmbroker.front.handlers import HANDLERS
-from shmbroker.front.reply import WithDescriptors
-from shmbroker.shm.doorbell import sweep_names
+from shmbroker.front.reply import Answer, Gathered, WithDescriptors
 from shmbroker.wire.codes import Code
 from shmbroker.wire.commands import encode_reply
-from shmbroker.wire.connection import ConnectionFault, Incoming, ServerConnection
+from shmbroker.wire.connection import Incoming, ServerConnection
 from shmbroker.wire.local import LocalCode
 
 if TYPE_CHECKING:
+    from shmbroker.core.users import User
     from shmbroker.front.broker import Broker
 
-RECEIVE_SIZE: Final = 65_536
-PEER_CREDENTIALS: Final = struct.Struct("iII")
-"""struct ucred: process, user, group."""
-BEFORE_HELLO: Final = frozenset({Code.PING, LocalCode.HELLO})
+TRANSPORT_TCP: Final = 1
+"""As get_me and get_clients say it; a local session counts as TCP."""
+TRANSPORT_HTTP: Final = 3
+BEFORE_LOGIN: Final = frozenset({Code.PING, Code.LOGIN, Code.LOGIN_WITH_TOKEN})
+LOCAL_CODES: Final = frozenset(int(code) for code in LocalCode)
 LOG: Final = logging.getLogger("shmbroker.front")
 
 
 class Session:
-    """Owned by the front's loop."""
+    """One peer. Owned by the front's loop."""
 
-    def __init__(self, broker: Broker, number: int, connection: socket.socket) -> None:
-        connection.setblocking(False)
+    is_local = False
+    """Whether the peer is a process of this machine on the Unix socket."""
+
+    def __init__(self, broker: Broker, number: int, *, transport: int, address: str) -> None:
         self.broker = broker
         self.number = number
-        self.prefix = f"{broker.places.prefix}{number}-"
-        """How the names of this connection's doorbells begin."""
-        self.rights: dict[int, int] = {}
-        """What it may do with which log."""
-        self.introduced: dict[int, int] = {}
-        """For each worker that knows this session, the run of the worker."""
-        self.greeted = False
-        self.process, self.uid, _ = PEER_CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
-        )
-        self._socket = connection
-        self._wire = ServerConnection()
+        """Unique in this run of the broker; the wire's client id of this connection (u32)."""
+        self.transport = transport
+        self.address = address
+        self.wire = ServerConnection()
+        self.user: User | None = None
+        """None until it has logged in."""
+        self.session_id = 0
+        """Given at login; 0 before."""
+        self.client_id = 0
+        """The peer's random u128, as its last header had it."""
+        self.last_seen_s = time.monotonic()
+        self.on_end: list[Callable[[Session], None]] = []
+        """Called once each when the connection has ended."""
 
-    async def run(self) -> None:
-        """Until the client is gone or breaks the protocol."""
-        loop = asyncio.get_running_loop()
+    async def answer(self, incoming: Incoming) -> Answer:
+        """One request, answered exactly once. Does not raise but for being cancelled."""
+        self.client_id = incoming.header.client
+        self.last_seen_s = time.monotonic()
         try:
-            while data := await loop.sock_recv(self._socket, RECEIVE_SIZE):
-                self._wire.feed(data)
-                while (incoming := self._wire.next_request()) is not None:
-                    if isinstance(incoming, ConnectionFault):
-                        LOG.warning("connection %d of process %d: %s", self.number, self.process, incoming.fault)
-                        return
-                    await self._serve(incoming)
-        except (ConnectionError, BrokenPipeError):
-            pass
-        finally:
-            self._socket.close()
-            self.broker.session_ended(self)
-            sweep_names(self.prefix)
-
-    async def _serve(self, incoming: Incoming) -> None:
-        """One request, from its decoding to the last byte of its reply."""
-        try:
-            answer = await self._answer(incoming)
+            handler = HANDLERS.get(self.admit(incoming))
+            if handler is None:
+                raise refusal(ErrorCode.FEATURE_UNAVAILABLE)
+            value = await handler(self, incoming.request)
         except ShmbrokerError as error:
-            await self._send(self._wire.refusal(incoming, error.number, str(error)))
-            return
+            return self.refused(incoming, error)
         except Exception:
             LOG.exception("connection %d: request %d failed", self.number, incoming.code)
-            await self._send(self._wire.refusal(incoming, ErrorCode.ERROR, "the broker failed to answer: see its log"))
-            return
-        if isinstance(answer, WithDescriptors):
-            try:
-                await self._send(self._wire.reply(incoming, encode_reply(answer.reply)), answer.fds)
-            finally:
-                answer.sent()
-        else:
-            await self._send(self._wire.reply(incoming, encode_reply(answer)))
+            return self.refused(incoming, refusal(ErrorCode.ERROR, "the broker failed to answer: see its log"))
+        return self.accepted(incoming, value)
 
-    async def _answer(self, incoming: Incoming) -> Any:
-        if self.uid != os.getuid() and not self.broker.any_user:
-            raise Unauthorized(f"user {self.uid} may not use the broker of user {os.getuid()}")
-        if incoming.spec is None:
-            raise _refusal(ErrorCode.INVALID_COMMAND, "there is no such command")
-        if not self.greeted and incoming.code not in BEFORE_HELLO:
-            raise _refusal(ErrorCode.UNAUTHENTICATED, "the first request must be HELLO")
+    def admit(self, incoming: Incoming) -> int:
+        """The code of a request that may be handled. Raises what it is refused with."""
+        if incoming.spec is None or (incoming.code in LOCAL_CODES and not self.is_local):
+            raise refusal(ErrorCode.INVALID_COMMAND, "there is no such command")
+        self.check_peer(incoming.code)
         if isinstance(incoming.request, ErrorCode):
-            raise _refusal(incoming.request)
+            raise refusal(incoming.request)
         if self.broker.stopping:
             raise Unavailable("the broker is stopping", number=ErrorCode.BROKER_STOPPING)
-        handler = HANDLERS.get(incoming.code)
-        if handler is None:
-            raise _refusal(ErrorCode.FEATURE_UNAVAILABLE)
-        return await handler(self, incoming.request)
+        return incoming.request.CODE
 
-    async def _send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """All of it; the descriptors go with the first byte."""
-        loop = asyncio.get_running_loop()
-        rest = memoryview(data)
-        while fds:
-            try:
-                rest = rest[socket.send_fds(self._socket, [rest], list(fds)) :]
-                break
-            except (BlockingIOError, InterruptedError):
-                await _writable(loop, self._socket)
-        if rest:
-            await loop.sock_sendall(self._socket, rest)
+    def check_peer(self, code: int) -> None:
+        """Raises unless the peer has said who it is, or ``code`` is how it says so."""
+        if self.user is None and code not in BEFORE_LOGIN:
+            raise refusal(ErrorCode.UNAUTHENTICATED)
+
+    def accepted(self, incoming: Incoming, value: Any) -> Answer:
+        """The frame of what a handler returned."""
+        wire = self.wire
+        if isinstance(value, Gathered):
+            return Answer((wire.reply_head(incoming, value.size), *value.pieces))
+        if isinstance(value, WithDescriptors):
+            return Answer((wire.reply(incoming, encode_reply(value.reply)),), value.fds, value.sent)
+        return Answer((wire.reply(incoming, encode_reply(value)),))
+
+    def refused(self, incoming: Incoming, error: ShmbrokerError) -> Answer:
+        """The frame of an error."""
+        return Answer((self.wire.refusal(incoming, error.number, str(error)),))
+
+    def ended(self) -> None:
+        """The connection is closed: everybody who keeps something for this session gives it up."""
+        callbacks: Sequence[Callable[[Session], None]] = tuple(self.on_end)
+        self.on_end.clear()
+        for callback in callbacks:
+            callback(self)
+        self.broker.session_ended(self)
 
 
-async def _writable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
-    ready = asyncio.Event()
-    loop.add_writer(connection.fileno(), ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(connection.fileno())
-
-
-def _refusal(code: ErrorCode, text: str = "") -> ShmbrokerError:
+def refusal(code: int, text: str = "") -> ShmbrokerError:
+    """The error of a request that is refused with this number."""
     return ShmbrokerError(text or text_of(code), number=code)
