@@ -11,6 +11,7 @@ seconds and bytes.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from shmbroker.errors import InvalidConfiguration
 from shmbroker.formats.quantities import US_PER_S, parse_duration_us, parse_size
-from shmbroker.limits import MIB, U32_MAX, U64_MAX, WORKER_COUNT_MAX
+from shmbroker.limits import HTTP_BODY_SIZE_LIMIT, KIB, MIB, U32_MAX, U64_MAX, WORKER_COUNT_MAX
 
 VARIABLE_PREFIX: Final = "SHMBROKER_"
 FOREIGN_PREFIX: Final = "IGGY_"
@@ -38,6 +39,8 @@ TOPIC_ONLY: Final[dict[str, str]] = {
 """Keys refused wherever they stand, and the topic option that decides instead. Longer ones come first."""
 
 _JOURNAL_MEMORY_MIN: Final = MIB
+_HTTP_BODY_SIZE_MIN: Final = 64 * KIB
+_ORIGIN: Final = re.compile(r"\*|https?://[^\s/,]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,23 @@ class ListenerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The HTTP gateway. ``certificate`` and ``private_key``: files in PEM, both or neither. ``origins``: those that a
+    browser's scripts may come from; none: CORS is off. ``body_size_max``: of a request. ``time_limit_us``: what one
+    request may take. ``token_expiry_us``: of the access tokens that a login gives out."""
+
+    enabled: bool
+    host: str
+    port: int
+    certificate: str | None
+    private_key: str | None
+    origins: tuple[str, ...]
+    body_size_max: int
+    time_limit_us: int
+    token_expiry_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class LocalConfig:
     """``any_user``: local clients of other users are let in too; else only those of the broker's own."""
 
@@ -97,7 +117,7 @@ class Config:
     retention: RetentionConfig
     topic: TopicConfig
     tcp: ListenerConfig
-    http: ListenerConfig
+    http: HttpConfig
     local: LocalConfig
 
 
@@ -167,6 +187,20 @@ def _topic_size(value: object) -> int:
     return size
 
 
+def _body_size(value: object) -> int:
+    size = _size(value)
+    if not _HTTP_BODY_SIZE_MIN <= size <= HTTP_BODY_SIZE_LIMIT:
+        raise ValueError(f"{_HTTP_BODY_SIZE_MIN} to {HTTP_BODY_SIZE_LIMIT} bytes")
+    return size
+
+
+def _origins(value: object) -> tuple[str, ...]:
+    words = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) and _ORIGIN.fullmatch(word) for word in words):
+        raise ValueError("a list of origins such as https://console.example.com is wanted, or *")
+    return tuple(words)
+
+
 def _address(value: object) -> tuple[str, int]:
     host, colon, port = _text(value).rpartition(":")
     if not colon or not host:
@@ -191,6 +225,12 @@ _SETTINGS: Final[dict[tuple[str, str], _Setting]] = {
     ("tcp", "address"): _Setting(_address, "127.0.0.1:8090"),
     ("http", "enabled"): _Setting(_flag, False),
     ("http", "address"): _Setting(_address, "127.0.0.1:3000"),
+    ("http", "certificate"): _Setting(_optional_path, ""),
+    ("http", "private_key"): _Setting(_optional_path, ""),
+    ("http", "origins"): _Setting(_origins, ""),
+    ("http", "body_size_max"): _Setting(_body_size, "2 MB"),
+    ("http", "time_limit"): _Setting(_interval_us, "10s"),
+    ("http", "token_expiry"): _Setting(_interval_us, "1h"),
     ("local", "any_user"): _Setting(_flag, False),
 }
 _SECTIONS: Final = frozenset(section for section, _ in _SETTINGS)
@@ -233,9 +273,17 @@ def _build(parsed: Mapping[tuple[str, str], Any]) -> Config:
         retention=RetentionConfig(parsed["retention", "enabled"], parsed["retention", "interval"]),
         topic=TopicConfig(parsed["topic", "message_expiry"], parsed["topic", "max_topic_size"]),
         tcp=ListenerConfig(parsed["tcp", "enabled"], *parsed["tcp", "address"]),
-        http=ListenerConfig(parsed["http", "enabled"], *parsed["http", "address"]),
+        http=_build_http(parsed),
         local=LocalConfig(parsed["local", "any_user"]),
     )
+
+
+def _build_http(parsed: Mapping[tuple[str, str], Any]) -> HttpConfig:
+    rest = ("certificate", "private_key", "origins", "body_size_max", "time_limit", "token_expiry")
+    config = HttpConfig(parsed["http", "enabled"], *parsed["http", "address"], *(parsed["http", key] for key in rest))
+    if (config.certificate is None) != (config.private_key is None):
+        raise InvalidConfiguration("http.certificate and http.private_key belong together: set both or neither")
+    return config
 
 
 # --- the three sources ------------------------------------------------------------------------------------------------

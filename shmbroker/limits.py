@@ -85,6 +85,18 @@ CONTROL_FRAME_SIZE_MAX: Final = 4 * MIB
 SESSION_COUNT_MAX: Final = 16_384
 WORKER_COUNT_MAX: Final = 64
 
+# --- the HTTP gateway -----------------------------------------------------------------------------------------------
+HTTP_BODY_SIZE_LIMIT: Final = 256 * MIB
+"""What ``http.body_size_max`` may be at most."""
+HTTP_WRITES_PER_USER_MAX: Final = 32
+"""Requests of one user that change something, under way at a time: more are answered 429."""
+HTTP_WRITES_MAX: Final = 128
+"""The same of all users: more are answered 503."""
+HTTP_CONNECTIONS_MAX: Final = 4_096
+HTTP_POLL_COUNT_MAX: Final = 10_000
+HTTP_POLL_SIZE_MAX: Final = 16 * MIB
+"""Bytes of records in the answer of one poll; the rest comes with the next one."""
+
 assert BATCH_SIZE_MAX < FRAME_SIZE_MAX
 assert MESSAGE_PAYLOAD_SIZE_MAX < BATCH_SIZE_MAX
 assert RING_SIZE_LARGE_RECORD >= BATCH_SIZE_MAX + 2 * PAGE_SIZE

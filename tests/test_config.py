@@ -41,7 +41,17 @@ def test_the_defaults() -> None:
         "retention": {"enabled": True, "interval_us": MINUTE_US},
         "topic": {"message_expiry_us": U64_MAX, "max_topic_size": U64_MAX},
         "tcp": {"enabled": False, "host": "127.0.0.1", "port": 8090},
-        "http": {"enabled": False, "host": "127.0.0.1", "port": 3000},
+        "http": {
+            "enabled": False,
+            "host": "127.0.0.1",
+            "port": 3000,
+            "certificate": None,
+            "private_key": None,
+            "origins": (),
+            "body_size_max": 2_000_000,
+            "time_limit_us": 10_000_000,
+            "token_expiry_us": 3_600_000_000,
+        },
         "local": {"any_user": False},
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -67,6 +77,12 @@ address = "[::1]:0"
 [http]
 enabled = true
 address = "0.0.0.0:80"
+certificate = "/srv/cert.pem"
+private_key = "/srv/key.pem"
+origins = ["https://a.example", "http://b.example:8000"]
+body_size_max = "64 KiB"
+time_limit = 5
+token_expiry = "1 day"
 [local]
 any_user = true
 """
@@ -79,7 +95,17 @@ def test_a_file_sets_everything(tmp_path: Path) -> None:
         "retention": {"enabled": False, "interval_us": 5 * MINUTE_US},
         "topic": {"message_expiry_us": 7 * 24 * 60 * MINUTE_US, "max_topic_size": 10 * GIB},
         "tcp": {"enabled": True, "host": "::1", "port": 0},
-        "http": {"enabled": True, "host": "0.0.0.0", "port": 80},
+        "http": {
+            "enabled": True,
+            "host": "0.0.0.0",
+            "port": 80,
+            "certificate": "/srv/cert.pem",
+            "private_key": "/srv/key.pem",
+            "origins": ("https://a.example", "http://b.example:8000"),
+            "body_size_max": 65_536,
+            "time_limit_us": 5_000_000,
+            "token_expiry_us": 24 * 60 * MINUTE_US,
+        },
         "local": {"any_user": True},
     }
 
@@ -92,6 +118,9 @@ def test_the_environment_sets_everything(tmp_path: Path) -> None:
         "SHMBROKER_RETENTION_INTERVAL": "5m", "SHMBROKER_TOPIC_MESSAGE_EXPIRY": "7 days",
         "SHMBROKER_TOPIC_MAX_TOPIC_SIZE": "10GiB", "SHMBROKER_TCP_ENABLED": "true", "SHMBROKER_TCP_ADDRESS": "[::1]:0",
         "SHMBROKER_HTTP_ENABLED": "True", "SHMBROKER_HTTP_ADDRESS": "0.0.0.0:80", "SHMBROKER_LOCAL_ANY_USER": "true",
+        "SHMBROKER_HTTP_CERTIFICATE": "/srv/cert.pem", "SHMBROKER_HTTP_PRIVATE_KEY": "/srv/key.pem",
+        "SHMBROKER_HTTP_ORIGINS": "https://a.example, http://b.example:8000", "SHMBROKER_HTTP_BODY_SIZE_MAX": "64KiB",
+        "SHMBROKER_HTTP_TIME_LIMIT": "5s", "SHMBROKER_HTTP_TOKEN_EXPIRY": "1 day",
     }  # fmt: skip
     assert values.keys() == VARIABLES.keys()
     assert load(environment=values) == from_file(tmp_path, FILE)
@@ -212,6 +241,12 @@ BAD: dict[str, list[object]] = {
     "tcp.address": ["localhost", ":8090", "localhost:", "localhost:x", "localhost:65536", "::1:8090", 8090, ""],
     "http.enabled": [0],
     "http.address": ["localhost:-1"],
+    "http.certificate": [3, "a\0b"],
+    "http.private_key": [3, "a\0b"],
+    "http.origins": ["example.com", ["https://a b"], [3], 3, "ftp://x", "https://a/b"],
+    "http.body_size_max": [0, "63 KiB", "257 MiB", "big", True],
+    "http.time_limit": [0, "soon", True],
+    "http.token_expiry": [0, "soon", True],
     "local.any_user": ["maybe"],
 }
 
@@ -223,6 +258,11 @@ def test_every_setting_has_bad_values_here() -> None:
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD.items() for value in values])
 def test_bad_values_are_refused_with_their_name(key: str, value: object) -> None:
     refused(f"flag {key}: {key} = {value!r}: ", flags={key: value})
+
+
+def test_a_certificate_needs_its_key() -> None:
+    refused("set both or neither", flags={"http.certificate": "/srv/cert.pem"})
+    refused("set both or neither", flags={"http.private_key": "/srv/key.pem"})
 
 
 def test_words_for_what_is_found_out_later() -> None:
