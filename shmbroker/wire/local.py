@@ -240,9 +240,11 @@ class Authenticate(JsonBody):
 
 @dataclass(frozen=True, slots=True)
 class AuthenticateReply(JsonBody):
-    """``expires_at_us``: when the token that was given expires, or None."""
+    """``created_at_us``: of the user; ids are used again, the two together are not. ``expires_at_us``: when the token
+    that was given expires, or None."""
 
     user_id: int
+    created_at_us: int
     username: str
     expires_at_us: int | None
 
@@ -254,6 +256,7 @@ class AsUser(JsonBody):
 
     CODE: ClassVar[int] = LocalCode.AS_USER
     user_id: int
+    created_at_us: int
     code: int
     body: str
 
