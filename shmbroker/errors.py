@@ -189,6 +189,18 @@ class Unauthorized(ClientMistake):
     code = ErrorCode.UNAUTHORIZED
 
 
+class Unauthenticated(Unauthorized):
+    """Nobody is logged in on this connection."""
+
+    code = ErrorCode.UNAUTHENTICATED
+
+
+class InvalidCredentials(Unauthorized):
+    """The user name, password or token is wrong."""
+
+    code = ErrorCode.INVALID_CREDENTIALS
+
+
 class NotAccepted(ShmbrokerError):
     """Nothing was done; trying again later is safe."""
 
@@ -297,8 +309,16 @@ _BY_CODE: dict[int, type[ShmbrokerError]] = {
     ErrorCode.INVALID_FORMAT: InvalidMessage,
     ErrorCode.RESOURCE_NOT_FOUND: NotFound,
     ErrorCode.UNAUTHORIZED: Unauthorized,
-    ErrorCode.UNAUTHENTICATED: Unauthorized,
-    ErrorCode.INVALID_CREDENTIALS: Unauthorized,
+    ErrorCode.UNAUTHENTICATED: Unauthenticated,
+    ErrorCode.INVALID_CREDENTIALS: InvalidCredentials,
+    ErrorCode.USER_ALREADY_EXISTS: AlreadyExists,
+    ErrorCode.USER_INACTIVE: Unauthorized,
+    ErrorCode.TOKEN_ALREADY_EXISTS: AlreadyExists,
+    ErrorCode.TOKENS_LIMIT_REACHED: LimitReached,
+    ErrorCode.INVALID_TOKEN: InvalidCredentials,
+    ErrorCode.TOKEN_EXPIRED: InvalidCredentials,
+    ErrorCode.USERS_LIMIT_REACHED: LimitReached,
+    ErrorCode.CLIENT_NOT_FOUND: NotFound,
     ErrorCode.TRANSIENT_NOT_COMMITTED: OutcomeUnknown,
     ErrorCode.TRANSIENT_NOT_ACCEPTED: NotAccepted,
     ErrorCode.REQUEST_ALREADY_APPLIED: OutcomeUnknown,

@@ -40,6 +40,16 @@ USERNAME_SIZE_MIN: Final = 3
 USERNAME_SIZE_MAX: Final = 50
 PASSWORD_SIZE_MIN: Final = 3
 PASSWORD_SIZE_MAX: Final = 100
+TOKEN_NAME_SIZE_MIN: Final = 3
+TOKEN_NAME_SIZE_MAX: Final = 30
+TOKEN_COUNT_PER_USER_MAX: Final = 100
+USER_COUNT_MAX: Final = 16_384
+LOGIN_FAILURES_MAX: Final = 10
+"""Failed logins that one address has at once; then one each interval."""
+LOGIN_FAILURE_INTERVAL_S: Final = 2.0
+LOGIN_ADDRESSES_MAX: Final = 16_384
+LOGINS_AT_ONCE_PER_ADDRESS: Final = 2
+"""Whose passwords are looked at: the others of that address wait for their turn."""
 
 # --- topic options --------------------------------------------------------------------------------------------------
 SEGMENT_SIZE_MIN: Final = 1 * MIB

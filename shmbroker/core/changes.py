@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shmbroker.core.options import TopicOptions
+from shmbroker.core.permissions import Permissions
 
 
 class StreamPut(NamedTuple):
@@ -84,6 +85,48 @@ class LogGone(NamedTuple):
     log_id: int
 
 
+class UserPut(NamedTuple):
+    """A user is new, or anything about it but its tokens is."""
+
+    user_id: int
+    name: str
+    password_hash: str
+    is_active: bool
+    permissions: Permissions | None
+    created_at_us: int
+
+    def __repr__(self) -> str:
+        """Without the hash."""
+        return f"UserPut({self.user_id}, {self.name!r}, {self.is_active}, {self.permissions}, {self.created_at_us})"
+
+
+class UserRemoved(NamedTuple):
+    """A user is gone; the tokens went before."""
+
+    user_id: int
+
+
+class TokenPut(NamedTuple):
+    """A personal access token is new. ``expires_at_us`` 0: never."""
+
+    user_id: int
+    name: str
+    digest: bytes
+    expires_at_us: int
+
+    def __repr__(self) -> str:
+        """Without the hash."""
+        return f"TokenPut({self.user_id}, {self.name!r}, {self.expires_at_us})"
+
+
+class TokenRemoved(NamedTuple):
+    """A personal access token is gone."""
+
+    user_id: int
+    name: str
+
+
+UserChange = UserPut | UserRemoved | TokenPut | TokenRemoved
 Change = (
     StreamPut
     | StreamRemoved
@@ -94,4 +137,8 @@ Change = (
     | GroupPut
     | GroupRemoved
     | LogGone
+    | UserPut
+    | UserRemoved
+    | TokenPut
+    | TokenRemoved
 )
