@@ -261,6 +261,12 @@ class PartitionReplaced(Unavailable):
     code = ErrorCode.PARTITION_REPLACED
 
 
+class PartitionRevoked(Unavailable):
+    """The partition went to another member of the group, where what was not committed is handed out again."""
+
+    code = ErrorCode.GROUP_PARTITION_NOT_OWNED
+
+
 class PartitionRefused(Unavailable):
     """Recovery found that this partition lost data: see the text for file, position and remedy."""
 
@@ -344,6 +350,8 @@ _BY_CODE: dict[int, type[ShmbrokerError]] = {
     ErrorCode.GROUP_NOT_FOUND: NotFound,
     ErrorCode.GROUP_NAME_NOT_FOUND: NotFound,
     ErrorCode.GROUP_NAME_ALREADY_EXISTS: AlreadyExists,
+    ErrorCode.GROUP_MEMBER_NOT_FOUND: NotFound,
+    ErrorCode.GROUP_PARTITION_NOT_OWNED: PartitionRevoked,
     ErrorCode.BATCH_TOO_LARGE: BatchTooLarge,
     ErrorCode.DISK_FULL: DiskFull,
     ErrorCode.JOURNAL_FULL: JournalFull,

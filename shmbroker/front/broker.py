@@ -30,6 +30,7 @@ from shmbroker.formats.segment import LOG_SUFFIX
 from shmbroker.front.catalog_keeper import CatalogKeeper
 from shmbroker.front.catalog_store import FILE_NAME as CATALOG_NAME
 from shmbroker.front.catalog_store import CatalogStore
+from shmbroker.front.groups import GroupMembers
 from shmbroker.front.lanes import LaneTable
 from shmbroker.front.local_session import LocalSession
 from shmbroker.front.logs import Log, Logs
@@ -65,6 +66,7 @@ class Broker:
         self.logs = Logs(places.runtime, worker_count, retention=config.retention.enabled)
         self.lanes = LaneTable()
         self.watches = WatchTable(f"{places.runtime}/{DOORBELLS_DIRECTORY}")
+        self.groups = GroupMembers(self)
         self.sessions: dict[int, Session] = {}
         self.stopping = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="catalog")
@@ -83,6 +85,7 @@ class Broker:
         defaults = TopicDefaults(self._config.topic.message_expiry_us, self._config.topic.max_topic_size)
         catalog = await loop.run_in_executor(self._executor, store.load, defaults)
         self.keeper = CatalogKeeper(store, catalog, self._executor)
+        self.keeper.on_commit.append(self.groups.catalog_changed)
         await self._finish_earlier_run()
         interval_us = self._config.retention.interval_us
         settings = WorkerSettings(self.places, self.instance, self._journal_memory(), interval_us)

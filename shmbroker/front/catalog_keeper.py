@@ -28,6 +28,8 @@ class CatalogKeeper:
         self.catalog = catalog
         self.lock = asyncio.Lock()
         """Held by whoever decides a change, until it is committed or given up."""
+        self.on_commit: list[Callable[[list[Change]], None]] = []
+        """Called with each change after it was applied."""
         self._store = store
         self._executor = executor
         self._failure: DiskFailed | None = None
@@ -48,6 +50,8 @@ class CatalogKeeper:
         if crash_points.ARMED:
             crash_points.reach(crash_points.AFTER_CATALOG_COMMIT)
         self.catalog.apply(listed)
+        for call in self.on_commit:
+            call(listed)
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._executor, self._store.close)

@@ -18,6 +18,7 @@ from shmbroker.formats.lane import (
     pack_key,
 )
 from shmbroker.formats.offsets import KEY_CONSUMER, KEY_GROUP, name_key, number_key
+from shmbroker.front.groups import GroupPlace, place_of
 from shmbroker.front.handlers_catalog import Handler, delete, now_us
 from shmbroker.front.logs import Log
 from shmbroker.front.worker_link import WorkerLink
@@ -81,15 +82,37 @@ async def get_offset(session: Session, request: offsets.GetConsumerOffset) -> of
 
 
 async def store_offset(session: Session, request: offsets.StoreConsumerOffset) -> None:
-    log, link = await _reach(session, request.stream, request.topic, request.partition_id or 0)
+    partition_id = request.partition_id or 0
+    log, link = await _reach(session, request.stream, request.topic, partition_id)
     key = pack_key(_key(session, request.consumer, request.stream, request.topic))
+    place = _fence(session, request, partition_id)
     await link.request(REQUEST_STORE_OFFSET, 0, log.log_id, request.offset, key)
+    if place is not None:
+        session.broker.groups.committed(session, *place, partition_id, request.offset)
 
 
 async def delete_offset(session: Session, request: offsets.DeleteConsumerOffset) -> None:
-    log, link = await _reach(session, request.stream, request.topic, request.partition_id or 0)
+    partition_id = request.partition_id or 0
+    log, link = await _reach(session, request.stream, request.topic, partition_id)
     key = pack_key(_key(session, request.consumer, request.stream, request.topic))
+    _fence(session, request, partition_id)
     await link.request(REQUEST_DELETE_OFFSET, 0, log.log_id, 0, key)
+
+
+def _fence(
+    session: Session, request: offsets.StoreConsumerOffset | offsets.DeleteConsumerOffset, partition_id: int
+) -> GroupPlace | None:
+    """The group whose offset this is, or None. Raises 5000, 5009 where the partition is another member's."""
+    if request.consumer.kind != CONSUMER_GROUP:
+        return None
+    catalog = session.broker.keeper.catalog
+    topic = catalog.topic(request.stream, request.topic)
+    group = catalog.group(request.stream, request.topic, request.consumer.id)
+    place = place_of(topic, group)
+    if not session.broker.groups.may_store(session, *place, partition_id):
+        text = f"partition {partition_id} belongs to another member of group {group.name!r}"
+        raise error_from(ErrorCode.GROUP_PARTITION_NOT_OWNED, text)
+    return place
 
 
 async def _reach(session: Session, stream: Identifier, topic: Identifier, partition_id: int) -> tuple[Log, WorkerLink]:

@@ -26,6 +26,7 @@ from shmbroker.wire.local import LocalCode
 if TYPE_CHECKING:
     from shmbroker.core.users import User
     from shmbroker.front.broker import Broker
+    from shmbroker.wire.frame import EvictionReason
 
 TRANSPORT_TCP: Final = 1
 """As get_me and get_clients say it; a local session counts as TCP."""
@@ -102,6 +103,9 @@ class Session:
     def refused(self, incoming: Incoming, error: ShmbrokerError) -> Answer:
         """The frame of an error."""
         return Answer((self.wire.refusal(incoming, error.number, str(error)),))
+
+    def evict(self, reason: EvictionReason) -> None:
+        """Tells an idle peer that its session has ended, and closes the connection. Of a local process: nothing."""
 
     def ended(self) -> None:
         """The connection is closed: everybody who keeps something for this session gives it up."""

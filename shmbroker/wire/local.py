@@ -32,6 +32,7 @@ class LocalCode(IntEnum):
     WATCH = 0x53480006
     UNWATCH = 0x53480007
     STATS = 0x53480008
+    COMMIT_GROUP = 0x53480010
     AUTHENTICATE = 0x53480009
     AS_USER = 0x5348000A
 
@@ -269,11 +270,55 @@ class AsUserReply(JsonBody):
 
 
 @dataclass(frozen=True, slots=True)
+class CommitGroup(JsonBody):
+    """Stores offsets of a group, ``offsets[i]`` of ``partitions[i]``, and lets go of ``released`` after that.
+
+    ``automatic``: never lowers what is stored, and is answered before the policy is met. For members of the group.
+    """
+
+    CODE: ClassVar[int] = LocalCode.COMMIT_GROUP
+    stream: int | str
+    topic: int | str
+    group: int | str
+    partitions: list[int]
+    offsets: list[int]
+    automatic: bool
+    released: list[int]
+
+    @classmethod
+    def decode(cls, reader: Reader) -> Self:
+        """From the whole body. Raises :class:`Malformed`."""
+        request = super(CommitGroup, cls).decode(reader)
+        if len(request.partitions) != len(request.offsets):
+            raise Malformed("an offset for each partition")
+        return request
+
+
+@dataclass(frozen=True, slots=True)
+class CommitGroupReply(JsonBody):
+    """``fenced``: the partitions that are not this member's, of which nothing was stored."""
+
+    fenced: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Done(JsonBody):
     """The reply of CONFIRM, CLOSE_LANE and UNWATCH: an empty object."""
 
 
-REQUESTS: Final = (Hello, OpenLane, Confirm, OpenPartition, CloseLane, Watch, Unwatch, Stats, Authenticate, AsUser)
+REQUESTS: Final = (
+    Hello,
+    OpenLane,
+    Confirm,
+    OpenPartition,
+    CloseLane,
+    Watch,
+    Unwatch,
+    Stats,
+    CommitGroup,
+    Authenticate,
+    AsUser,
+)
 REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.HELLO: HelloReply,
     LocalCode.OPEN_LANE: OpenLaneReply,
@@ -283,6 +328,7 @@ REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.WATCH: WatchReply,
     LocalCode.UNWATCH: Done,
     LocalCode.STATS: StatsReply,
+    LocalCode.COMMIT_GROUP: CommitGroupReply,
     LocalCode.AUTHENTICATE: AuthenticateReply,
     LocalCode.AS_USER: AsUserReply,
 }
