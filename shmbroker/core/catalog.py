@@ -1,4 +1,5 @@
 """The catalog's rules: streams, topics, partitions and groups, in memory, with their ids, names, limits and errors.
+The users' are in ``core.users``, as part of it.
 
 Deciding and changing are two steps. ``create_*``, ``update_*``, ``delete_*`` check and return the changes, and alter
 nothing; the caller makes the changes durable (``front.catalog_store``) and then calls :meth:`Catalog.apply`. So memory
@@ -26,8 +27,12 @@ from shmbroker.core.changes import (
     PartitionRemoved,
     StreamPut,
     StreamRemoved,
+    TokenPut,
+    TokenRemoved,
     TopicPut,
     TopicRemoved,
+    UserPut,
+    UserRemoved,
 )
 from shmbroker.core.model import Group, Partition, PartitionPlace, Slots, Stream, Topic
 from shmbroker.core.names import Identifier, check_name
@@ -40,6 +45,7 @@ from shmbroker.core.options import (
     create_options,
     update_options,
 )
+from shmbroker.core.users import Users
 from shmbroker.errors import ErrorCode, ShmbrokerError, error_from
 from shmbroker.limits import (
     PARTITION_COUNT_PER_REQUEST_MAX,
@@ -63,6 +69,7 @@ class Catalog:
         """Every partition by its log_id."""
         self.buried: set[int] = set()
         """log_ids whose partition is gone and whose files may still be there."""
+        self.users = Users()
         self._slots = Slots()
 
     # --- looking ------------------------------------------------------------------------------------------------------
@@ -139,12 +146,12 @@ class Catalog:
         return [StreamPut(found.stream_id, name, found.created_at_us)]
 
     def delete_stream(self, stream: Identifier) -> list[Change]:
-        """With all that is below it. Raises 1009."""
+        """With all that is below it, and what users were permitted there. Raises 1009."""
         found = self.stream(stream)
         changes: list[Change] = []
         for topic in found.topics.values():
             changes += _remove_topic(topic)
-        return [*changes, StreamRemoved(found.stream_id)]
+        return [*changes, StreamRemoved(found.stream_id), *self.users.forget(found.stream_id)]
 
     # --- topics -------------------------------------------------------------------------------------------------------
     def check_topic(
@@ -192,8 +199,9 @@ class Catalog:
         return [_topic_put(found, name=name, options=options)]
 
     def delete_topic(self, stream: Identifier, topic: Identifier) -> list[Change]:
-        """With all that is below it. Raises 1009, 2010."""
-        return _remove_topic(self.topic(stream, topic))
+        """With all that is below it, and what users were permitted there. Raises 1009, 2010."""
+        found = self.topic(stream, topic)
+        return [*_remove_topic(found), *self.users.forget(found.stream_id, found.topic_id)]
 
     # --- partitions ---------------------------------------------------------------------------------------------------
     def check_partitions(self, stream: Identifier, topic: Identifier, count: int) -> Topic:
@@ -274,6 +282,8 @@ class Catalog:
                     del topic.group_ids[topic.groups.pop(change.group_id).name]
                 case LogGone():
                     self.buried.remove(change.log_id)
+                case UserPut() | UserRemoved() | TokenPut() | TokenRemoved():
+                    self.users.apply(change)
 
     def _put_stream(self, change: StreamPut) -> None:
         found = self.streams.get(change.stream_id)
@@ -321,6 +331,7 @@ class Catalog:
 
     def snapshot(self) -> Iterator[Change]:
         """The changes that build this catalog from an empty one."""
+        yield from self.users.snapshot()
         for stream in self.streams.values():
             yield StreamPut(stream.stream_id, stream.name, stream.created_at_us)
             for topic in stream.topics.values():

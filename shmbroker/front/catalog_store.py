@@ -5,7 +5,8 @@ none. The ceiling of log ids is raised in a transaction of its own *before* an i
 crash in between wastes ids and never issues one twice. A deleted partition's log_id stays in the table of the buried
 until its files are gone (LogGone), so that a restart finishes the removal.
 
-A database that is damaged, newer than we know, or not ours is refused; it is never repaired or replaced here.
+A database that is damaged, newer than we know, or not ours is refused; it is never repaired or replaced here. An older
+format is brought up to ours in one transaction, when it is opened: a crash leaves the one or the other.
 """
 
 from __future__ import annotations
@@ -27,14 +28,28 @@ from shmbroker.core.changes import (
     PartitionRemoved,
     StreamPut,
     StreamRemoved,
+    TokenPut,
+    TokenRemoved,
     TopicPut,
     TopicRemoved,
+    UserPut,
+    UserRemoved,
 )
 from shmbroker.core.options import STANDARD_DEFAULTS, Durability, TopicDefaults, TopicOptions
+from shmbroker.core.permissions import (
+    GLOBAL_FLAGS,
+    STREAM_FLAGS,
+    TOPIC_FLAGS,
+    Flags,
+    Permissions,
+    StreamPermissions,
+    TopicPermissions,
+)
 from shmbroker.errors import Corrupt, DiskFailed, InvalidConfiguration, NoSpace, Unavailable
 
 FILE_NAME: Final = "catalog.sqlite3"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""1: without users. The steps from one to the next are in _STEPS."""
 APPLICATION_ID: Final = int.from_bytes(b"SHMB", "big")
 LOG_ID_FIRST: Final = 1
 _BUSY_TIMEOUT_S: Final = 5.0
@@ -61,7 +76,22 @@ CREATE TABLE consumer_group (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE buried (log_id INTEGER PRIMARY KEY) STRICT;
 """
+_USERS_SCHEMA: Final = """
+CREATE TABLE account (
+    user_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, password_hash TEXT NOT NULL, is_active INTEGER NOT NULL,
+    permissions TEXT, created_at_us INTEGER NOT NULL
+) STRICT;
+CREATE TABLE token (
+    user_id INTEGER NOT NULL REFERENCES account, name TEXT NOT NULL, digest BLOB NOT NULL UNIQUE,
+    expires_at_us INTEGER NOT NULL, PRIMARY KEY (user_id, name)
+) STRICT, WITHOUT ROWID;
+"""
+_STEPS: Final[dict[int, str]] = {1: _USERS_SCHEMA}
+"""What makes the next format out of each."""
 _TABLES: Final = frozenset({"counter", "stream", "topic", "partition", "consumer_group", "buried"})
+"""Of every format."""
+_USERS_TABLES: Final = frozenset({"account", "token"})
+"""From format 2 on."""
 
 
 class CatalogStore:
@@ -104,23 +134,28 @@ class CatalogStore:
         # Looked at before anything is set: what is not ours is not to be changed.
         if not is_new and application_id != APPLICATION_ID:
             raise Corrupt(self.path, 0, "not a catalog of shmbroker", _REMEDY)
-        if not is_new and version != FORMAT_VERSION:
+        if not is_new and not 1 <= version <= FORMAT_VERSION:
             text = f"{self.path} has format {version}, this shmbroker reads {FORMAT_VERSION}: use the one that wrote it"
             raise InvalidConfiguration(text)
-        if not is_new and not tables >= _TABLES:
-            raise Corrupt(self.path, 0, f"tables are missing: {', '.join(sorted(_TABLES - tables))}", _REMEDY)
+        wanted = _TABLES if version < 2 else _TABLES | _USERS_TABLES
+        if not is_new and not tables >= wanted:
+            raise Corrupt(self.path, 0, f"tables are missing: {', '.join(sorted(wanted - tables))}", _REMEDY)
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
         if is_new:
             # One transaction: a crash leaves an empty database, which counts as new.
             self._connection.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO counter VALUES ('next_log_id', {LOG_ID_FIRST});"
+                f"BEGIN IMMEDIATE; {_SCHEMA} {_USERS_SCHEMA}"
+                f"INSERT INTO counter VALUES ('next_log_id', {LOG_ID_FIRST});"
                 f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION}; COMMIT;"
             )
         (verdict,) = execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise Corrupt(self.path, 0, str(verdict), _REMEDY)
+        if not is_new and version < FORMAT_VERSION:
+            steps = "".join(_STEPS[each] for each in range(version, FORMAT_VERSION))
+            self._connection.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {FORMAT_VERSION}; COMMIT;")
 
     def load(self, defaults: TopicDefaults = STANDARD_DEFAULTS) -> Catalog:
         """The catalog as it was last applied. Raises Corrupt where the rows contradict each other."""
@@ -141,7 +176,14 @@ class CatalogStore:
 
     def _rows(self) -> list[Change]:
         execute = self._connection.execute
-        changes: list[Change] = [StreamPut(*row) for row in execute("SELECT * FROM stream ORDER BY stream_id")]
+        changes: list[Change] = []
+        for user_id, name, password_hash, is_active, permissions, created in execute(
+            "SELECT * FROM account ORDER BY 1"
+        ):
+            permitted = permissions_from_json(permissions)
+            changes.append(UserPut(user_id, name, password_hash, bool(is_active), permitted, created))
+        changes += [TokenPut(*row) for row in execute("SELECT * FROM token ORDER BY 1, 2")]
+        changes += [StreamPut(*row) for row in execute("SELECT * FROM stream ORDER BY stream_id")]
         for stream_id, topic_id, name, created, options, group in execute("SELECT * FROM topic ORDER BY 1, 2"):
             changes.append(TopicPut(stream_id, topic_id, name, created, options_from_json(options), group))
         changes += [PartitionPut(*row) for row in execute("SELECT * FROM partition ORDER BY 1, 2, 3")]
@@ -239,6 +281,19 @@ def _statements(change: Change) -> list[tuple[str, tuple[object, ...]]]:
             return [(f"DELETE FROM consumer_group WHERE {where}", tuple(change))]
         case LogGone():
             return [("DELETE FROM buried WHERE log_id = ?", tuple(change))]
+        case UserPut():
+            put = (
+                "INSERT INTO account VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (user_id) DO UPDATE"
+                " SET name = ?2, password_hash = ?3, is_active = ?4, permissions = ?5, created_at_us = ?6"
+            )
+            user_id, name, password_hash, is_active, permissions, created = change
+            return [(put, (user_id, name, password_hash, int(is_active), permissions_to_json(permissions), created))]
+        case UserRemoved():
+            return [("DELETE FROM account WHERE user_id = ?", tuple(change))]
+        case TokenPut():
+            return [("INSERT INTO token VALUES (?, ?, ?, ?)", tuple(change))]
+        case TokenRemoved():
+            return [("DELETE FROM token WHERE user_id = ? AND name = ?", tuple(change))]
 
 
 def options_to_json(options: TopicOptions) -> str:
@@ -253,6 +308,49 @@ def options_from_json(text: str) -> TopicOptions:
     for key in ("durability", "consumer_offset_durability"):
         found[key] = Durability(found[key])
     return TopicOptions(**found)
+
+
+def permissions_to_json(permissions: Permissions | None) -> str | None:
+    """As they are stored: [flags, [[stream id, flags, [[topic id, flags] ...]] ...]], flags as text of 0 and 1."""
+    if permissions is None:
+        return None
+    streams = [
+        [
+            stream.stream_id,
+            _flags_text(stream.flags),
+            [[each.topic_id, _flags_text(each.flags)] for each in stream.topics],
+        ]
+        for stream in permissions.streams
+    ]
+    return json.dumps([_flags_text(permissions.flags), streams])
+
+
+def permissions_from_json(text: str | None) -> Permissions | None:
+    """The opposite. Raises ValueError or TypeError where it is not one."""
+    if text is None:
+        return None
+    flags, streams = json.loads(text)
+    return Permissions(
+        _flags(flags, len(GLOBAL_FLAGS)),
+        tuple(
+            StreamPermissions(
+                int(stream_id),
+                _flags(stream_flags, len(STREAM_FLAGS)),
+                tuple(TopicPermissions(int(topic_id), _flags(each, len(TOPIC_FLAGS))) for topic_id, each in topics),
+            )
+            for stream_id, stream_flags, topics in streams
+        ),
+    )
+
+
+def _flags_text(flags: Flags) -> str:
+    return "".join("01"[flag] for flag in flags)
+
+
+def _flags(text: str, count: int) -> Flags:
+    if len(text) != count or set(text) - {"0", "1"}:
+        raise ValueError(f"{text!r} is not {count} flags")
+    return tuple(flag == "1" for flag in text)
 
 
 def _sync_directory(directory: str) -> None:

@@ -11,10 +11,19 @@ permissions    10 flags, u8 more, then for each stream: u32 id, 6 flags, u8 more
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Self
 
 from shmbroker.core.options import OptionValue
+from shmbroker.core.permissions import (
+    GLOBAL_FLAGS,
+    STREAM_FLAGS,
+    TOPIC_FLAGS,
+    Flags,
+    Permissions,
+    StreamPermissions,
+    TopicPermissions,
+)
 from shmbroker.errors import ErrorCode
 from shmbroker.wire import primitives
 from shmbroker.wire.bodies import NothingBody, UserBody
@@ -23,63 +32,35 @@ from shmbroker.wire.primitives import U8, U32, U64, Identifier, Malformed, Reade
 
 STATUS_ACTIVE: Final = 1
 STATUS_INACTIVE: Final = 2
-_GLOBAL_COUNT: Final = 10
-_STREAM_COUNT: Final = 6
-_TOPIC_COUNT: Final = 4
-
-Flags = tuple[bool, ...]
 
 
-class TopicPermissions(NamedTuple):
-    """``flags``: manage_topic, read_topic, poll_messages, send_messages."""
-
-    topic_id: int
-    flags: Flags
-
-
-class StreamPermissions(NamedTuple):
-    """``flags``: manage_stream, read_stream, manage_topics, read_topics, poll_messages, send_messages."""
-
-    stream_id: int
-    flags: Flags
-    topics: tuple[TopicPermissions, ...] = ()
+def encode_permissions(permissions: Permissions) -> bytes:
+    """As in the drawing."""
+    parts = [bytes(permissions.flags), U8.pack(bool(permissions.streams))]
+    for number, stream in enumerate(permissions.streams, 1):
+        parts += (U32.pack(stream.stream_id), bytes(stream.flags), U8.pack(bool(stream.topics)))
+        for topic_number, topic in enumerate(stream.topics, 1):
+            more = topic_number < len(stream.topics)
+            parts += (U32.pack(topic.topic_id), bytes(topic.flags), U8.pack(more))
+        parts.append(U8.pack(number < len(permissions.streams)))
+    return b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Permissions:
-    """``flags``: manage_servers, read_servers, manage_users, read_users, manage_streams, read_streams, manage_topics,
-    read_topics, poll_messages, send_messages. Streams and topics are sorted by id."""
-
-    flags: Flags
-    streams: tuple[StreamPermissions, ...] = ()
-
-    def encode(self) -> bytes:
-        """As in the drawing."""
-        parts = [bytes(self.flags), U8.pack(bool(self.streams))]
-        for number, stream in enumerate(self.streams, 1):
-            parts += (U32.pack(stream.stream_id), bytes(stream.flags), U8.pack(bool(stream.topics)))
-            for topic_number, topic in enumerate(stream.topics, 1):
-                more = topic_number < len(stream.topics)
-                parts += (U32.pack(topic.topic_id), bytes(topic.flags), U8.pack(more))
-            parts.append(U8.pack(number < len(self.streams)))
-        return b"".join(parts)
-
-    @classmethod
-    def decode(cls, reader: Reader) -> Self:
-        """As in the drawing; any flag that is not 0 is set."""
-        flags = _flags(reader, _GLOBAL_COUNT)
-        streams: list[StreamPermissions] = []
-        more = reader.u8()
-        while more:
-            stream_id, stream_flags = reader.u32(), _flags(reader, _STREAM_COUNT)
-            topics: list[TopicPermissions] = []
+def decode_permissions(reader: Reader) -> Permissions:
+    """As in the drawing; any flag that is not 0 is set."""
+    flags = _flags(reader, len(GLOBAL_FLAGS))
+    streams: list[StreamPermissions] = []
+    more = reader.u8()
+    while more:
+        stream_id, stream_flags = reader.u32(), _flags(reader, len(STREAM_FLAGS))
+        topics: list[TopicPermissions] = []
+        more_topics = reader.u8()
+        while more_topics:
+            topics.append(TopicPermissions(reader.u32(), _flags(reader, len(TOPIC_FLAGS))))
             more_topics = reader.u8()
-            while more_topics:
-                topics.append(TopicPermissions(reader.u32(), _flags(reader, _TOPIC_COUNT)))
-                more_topics = reader.u8()
-            streams.append(StreamPermissions(stream_id, stream_flags, tuple(topics)))
-            more = reader.u8()
-        return cls(flags, tuple(streams))
+        streams.append(StreamPermissions(stream_id, stream_flags, tuple(topics)))
+        more = reader.u8()
+    return Permissions(flags, tuple(streams))
 
 
 def _flags(reader: Reader, count: int) -> Flags:
@@ -89,7 +70,7 @@ def _flags(reader: Reader, count: int) -> Flags:
 def _permissions_bytes(permissions: Permissions | None, absent: bytes) -> bytes:
     if permissions is None:
         return absent
-    block = permissions.encode()
+    block = encode_permissions(permissions)
     return b"\1" + U32.pack(len(block)) + block
 
 
@@ -97,7 +78,7 @@ def _permissions(reader: Reader) -> Permissions | None:
     if not reader.flag():
         return None
     block = Reader(reader.take(reader.u32()))
-    permissions = Permissions.decode(block)
+    permissions = decode_permissions(block)
     block.finish()
     return permissions
 
@@ -119,7 +100,7 @@ class Login:
     sdk_name: str
     sdk_version: str
     username: str
-    password: str
+    password: str = field(repr=False)
     context: str = ""
 
     def encode(self) -> bytes:
@@ -143,7 +124,7 @@ class LoginWithToken:
     protocol_version: int
     sdk_name: str
     sdk_version: str
-    token: str
+    token: str = field(repr=False)
     context: str = ""
 
     def encode(self) -> bytes:
@@ -265,7 +246,7 @@ class CreateUser:
 
     CODE: ClassVar[int] = Code.CREATE_USER
     username: str
-    password: str
+    password: str = field(repr=False)
     status: int
     permissions: Permissions | None = None
     options: tuple[OptionValue, ...] = ()
@@ -338,8 +319,8 @@ class ChangePassword:
 
     CODE: ClassVar[int] = Code.CHANGE_PASSWORD
     user: Identifier
-    current: str
-    new: str
+    current: str = field(repr=False)
+    new: str = field(repr=False)
 
     def encode(self) -> bytes:
         """identifier, u8 length + password, twice."""
@@ -398,7 +379,7 @@ class CreateToken:
 class TokenReply:
     """The secret, shown once."""
 
-    token: str
+    token: str = field(repr=False)
 
     def encode(self) -> bytes:
         """str8."""
