@@ -14,6 +14,7 @@ from typing import Any
 
 from shmbroker.client.connection import Connection, deadline_of
 from shmbroker.client.descriptions import Durability, StreamDescription, TopicDescription
+from shmbroker.client.groups import GroupAdministration
 from shmbroker.client.lanes import Port
 from shmbroker.client.offsets import consumer_key, delete_stored, get_stored, store
 from shmbroker.core.options import OptionValue, option_values
@@ -28,7 +29,7 @@ Seconds = float | None
 Size = int | str
 
 
-class Administration:
+class Administration(GroupAdministration):
     """The part of a client that needs nothing but its connection (and, for offsets, a port)."""
 
     _connection: Connection

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -19,9 +20,11 @@ from shmbroker.client.administration import TIMEOUT_S, Administration, Seconds
 from shmbroker.client.connection import FOREVER_S, Connection, deadline_of
 from shmbroker.client.consumer import Consumer, Start
 from shmbroker.client.cursor import Cursor
+from shmbroker.client.group_consumer import GroupConsumer, local_commit
 from shmbroker.client.lanes import Port
+from shmbroker.client.membership import Membership
 from shmbroker.client.producer import Producer
-from shmbroker.errors import ClientMistake, Closed, ErrorCode, ShmbrokerError, Unavailable
+from shmbroker.errors import AlreadyExists, ClientMistake, Closed, ErrorCode, NotFound, ShmbrokerError, Unavailable
 from shmbroker.limits import MIB
 from shmbroker.wire.primitives import Identifier
 
@@ -108,11 +111,17 @@ class Client(Administration):
         stored offset (the first where none is stored), which is the default of a consumer that has a name.
         ``auto_commit`` stores what each poll hands out, without waiting, and never backwards: a consumer that dies
         before it has processed that has lost it; commit() after processing instead where that matters.
+
+        A ``group`` without ``partition`` makes it a member of the group, which is created if it is missing: the members
+        share the partitions, and each goes on after the group's stored offset; where it starts is for partitions of
+        which nothing is stored. With ``partition`` it only uses the group's offsets.
         """
         deadline = deadline_of(timeout)
         is_named = name is not None or id is not None or group is not None
         key = self._consumer_key(stream, topic, name, id, group, deadline) if is_named else None
         start = Start.of(offset=offset, timestamp=timestamp, first=first, last=last, next=next, is_named=is_named)
+        if partition is None and group is not None:
+            return self._join_group(stream, topic, group, key, start, auto_commit, deadline)
         if partition is None:
             described = self.get_topic(stream, topic, timeout=deadline - time.monotonic())
             partitions = [each.id for each in described.partitions]
@@ -129,8 +138,37 @@ class Client(Administration):
             for cursor in cursors:
                 cursor.close()
             raise
-        consumer = Consumer(self._connection, self.forget, cursors, auto_commit=auto_commit)
+        consumer = Consumer(self._connection, self.forget, cursors, is_named=is_named, auto_commit=auto_commit)
         self._users.add(consumer)
+        return consumer
+
+    def _join_group(
+        self,
+        stream: Identifier,
+        topic: Identifier,
+        group: Identifier,
+        key: bytes | None,
+        start: Start,
+        auto_commit: bool,
+        deadline: float,
+    ) -> GroupConsumer:
+        connection = self._connection
+        membership = Membership(connection.request, stream, topic, group)
+        try:
+            membership.start(deadline)
+        except NotFound:
+            if not isinstance(group, str):
+                raise
+            with suppress(AlreadyExists):  # another member was quicker
+                self.create_group(stream, topic, group, timeout=deadline - time.monotonic())
+            membership.start(deadline)
+        consumer = GroupConsumer(
+            connection, self.forget, membership,
+            lambda partition, deadline: self._open_cursor(stream, topic, partition, key, deadline),
+            local_commit(connection, membership), start, auto_commit=auto_commit,
+        )  # fmt: skip
+        self._users.add(consumer)
+        consumer.follow()
         return consumer
 
     def close(self, timeout: Seconds = TIMEOUT_S) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from shmbroker.client.batch import Batch
-from shmbroker.client.connection import Connection, deadline_of
 from shmbroker.client.cursor import Cursor
+from shmbroker.client.exchange import Exchange, deadline_of
 from shmbroker.errors import BrokerGone, ClientMistake, Closed, ShmbrokerError
 from shmbroker.limits import DOORBELL_WAIT_MS_MAX, MIB
 from shmbroker.shm.doorbell import Doorbell
@@ -76,18 +76,20 @@ class Consumer:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Exchange,
         forget: Callable[[Any], None],
         cursors: Sequence[Cursor],
         *,
+        is_named: bool,
         auto_commit: bool,
     ) -> None:
-        if auto_commit and cursors[0].key is None:
+        if auto_commit and not is_named:
             raise ClientMistake("auto_commit stores offsets: say whose with name=, id= or group=")
         self._connection = connection
         self._forget = forget
         self._cursors = list(cursors)
         self._by_partition = {cursor.partition_id: cursor for cursor in cursors}
+        self._is_named = is_named
         self._auto_commit = auto_commit
         self._turn = 0
         self._bell: Doorbell | None = None
@@ -97,7 +99,7 @@ class Consumer:
     @property
     def partitions(self) -> tuple[int, ...]:
         """The partitions it reads."""
-        return tuple(self._by_partition)
+        return tuple(sorted(self._by_partition))
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def poll(self, max_messages: int = 1000, timeout: float | None = 0.0, *, max_bytes: int = 16 * MIB) -> list[Batch]:
@@ -141,8 +143,7 @@ class Consumer:
         """Reads as soon as something is there, until ``deadline``."""
         while True:
             remaining = deadline - time.monotonic()
-            if not self._connection.alive:
-                raise self._connection.refusal or BrokerGone(f"the broker at {self._connection.data} has ended")
+            self._check_alive()
             if remaining <= 0:
                 return []
             bell = self._bell
@@ -159,6 +160,16 @@ class Consumer:
                 wait_s = min(SLICE_S, deadline - time.monotonic())
                 if wait_s <= 0 or not bell.wait(wait_s):
                     break
+
+    def _give_bell_up(self) -> None:
+        """The partitions have changed: the next wait asks for a bell of its own."""
+        if self._bell is not None:
+            bell, self._bell = self._bell, None
+            try:
+                with suppress(BrokerGone):  # the watch went with it
+                    self._connection.unwatch(self._watch_id, time.monotonic() + TIMEOUT_S)
+            finally:
+                bell.close()
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches for ever, waiting for each."""
@@ -191,7 +202,7 @@ class Consumer:
         chosen = self._chosen(partition)
         start = Start.of(
             offset=offset, timestamp=timestamp, first=first, last=last, next=next,
-            is_named=self._cursors[0].key is not None,
+            is_named=self._is_named,
         )  # fmt: skip
         for cursor in chosen:
             start.apply(cursor, deadline)
@@ -206,7 +217,7 @@ class Consumer:
         back. Raises ClientMistake for a consumer without a name, InvalidOffset beyond the end.
         """
         self._check_open()
-        if self._cursors[0].key is None:
+        if not self._is_named:
             raise ClientMistake("whose offset? This consumer has no name=, id= or group=")
         chosen = self._chosen(partition)
         if offset is not None and len(chosen) != 1:
@@ -239,9 +250,7 @@ class Consumer:
         deadline = deadline_of(timeout)
         try:
             if self._connection.refusal is None:
-                if self._auto_commit:
-                    for cursor in self._cursors:
-                        cursor.finish_commits(deadline)
+                self._finish(deadline)
                 if self._bell is not None:
                     with suppress(BrokerGone):  # the watch went with it
                         self._connection.unwatch(self._watch_id, deadline)
@@ -252,6 +261,12 @@ class Consumer:
                 cursor.close()
             self._forget(self)
 
+    def _finish(self, deadline: float) -> None:
+        """What the broker has to hear before this consumer goes."""
+        if self._auto_commit:
+            for cursor in self._cursors:
+                cursor.finish_commits(deadline)
+
     def __enter__(self) -> Self:
         return self
 
@@ -261,6 +276,10 @@ class Consumer:
         except ShmbrokerError:
             if error is None:
                 raise  # else the caller's own error says more
+
+    def _check_alive(self) -> None:
+        if not self._connection.alive:
+            raise self._connection.refusal or BrokerGone(f"the broker at {self._connection.name} has ended")
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -9,10 +9,26 @@ from dataclasses import dataclass
 from typing import Self
 
 from shmbroker.core.options import NEVER, Durability, create_options
+from shmbroker.wire.groups import GroupEntry, GroupMember
 from shmbroker.wire.streams import StreamDetails, StreamEntry
 from shmbroker.wire.topics import PartitionEntry, TopicDetails, TopicEntry
 
-__all__ = ["NEVER", "Durability", "PartitionDescription", "StreamDescription", "TopicDescription"]
+__all__ = ["NEVER", "Durability", "GroupDescription", "PartitionDescription", "StreamDescription", "TopicDescription"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    id: int
+    name: str
+    partition_count: int
+    """Of the topic."""
+    member_count: int
+    members: dict[int, tuple[int, ...]]
+    """The partitions of each member, by the number of its connection. Empty in a list of groups."""
+
+    @classmethod
+    def of(cls, entry: GroupEntry, members: tuple[GroupMember, ...] = ()) -> Self:
+        return cls(entry.group_id, entry.name, entry.partitions_count, entry.members_count, dict(members))
 
 
 @dataclass(frozen=True, slots=True)
