@@ -118,11 +118,15 @@ class Users:
         if len(self._users) >= USER_COUNT_MAX:
             raise error_from(ErrorCode.USERS_LIMIT_REACHED, f"there are {USER_COUNT_MAX} users already")
 
-    def create_root(self, name: str, password_hash: str, now_us: int) -> list[UserChange]:
-        """The root user, where there is none yet. Raises 43."""
-        assert ROOT_ID not in self._users
-        _check_username(name)
-        return [UserPut(ROOT_ID, name, password_hash, True, EVERYTHING, now_us)]
+    def put_root(self, name: str | None, password_hash: str, now_us: int) -> list[UserChange]:
+        """The root user, new or with another password; ``name`` None: as it is, or ROOT_NAME. Raises 43, 46."""
+        root = self._users.get(ROOT_ID)
+        if root is None:
+            wanted = name or ROOT_NAME
+            _check_username(wanted)
+            return [UserPut(ROOT_ID, wanted, password_hash, True, EVERYTHING, now_us)]
+        self._check_rename(root, name)
+        return [_put(root)._replace(name=name or root.name, password_hash=password_hash)]
 
     def create(
         self, name: str, password_hash: str, is_active: bool, permissions: Permissions | None, now_us: int
@@ -135,17 +139,21 @@ class Users:
     def update(self, user: Identifier, name: str | None, is_active: bool | None) -> list[UserChange]:
         """Another name, another status; None stays. Raises 20, 43, 46, and 49 for an inactive root."""
         found = self.get(user)
-        wanted = found.name if name is None else name
-        if wanted != found.name:
-            _check_username(wanted)
-            if wanted in self._ids:
-                raise _taken(wanted)
+        wanted = self._check_rename(found, name)
         if found.is_root and is_active is False:
             raise error_from(ErrorCode.CANNOT_CHANGE_PERMISSIONS, "the root user is always active")
         active = found.is_active if is_active is None else is_active
         if (wanted, active) == (found.name, found.is_active):
             return []
         return [_put(found)._replace(name=wanted, is_active=active)]
+
+    def _check_rename(self, user: User, name: str | None) -> str:
+        if name is None or name == user.name:
+            return user.name
+        _check_username(name)
+        if name in self._ids:
+            raise _taken(name)
+        return name
 
     def update_permissions(self, user: Identifier, permissions: Permissions | None) -> list[UserChange]:
         """Raises 20, and 49 for root."""

@@ -33,6 +33,7 @@ from shmbroker.front.catalog_store import CatalogStore
 from shmbroker.front.groups import GroupMembers
 from shmbroker.front.lanes import LaneTable
 from shmbroker.front.local_session import LocalSession
+from shmbroker.front.login import Logins, make_root
 from shmbroker.front.logs import Log, Logs
 from shmbroker.front.places import DOORBELLS_DIRECTORY, PARTITIONS_DIRECTORY, Places
 from shmbroker.front.session import Session
@@ -75,6 +76,9 @@ class Broker:
         self._session_number = 0
         self.workers: list[Worker] = []
         self.keeper: CatalogKeeper
+        self.logins: Logins
+        self.made_up_password: str | None = None
+        """Of the root user, where this start made one: to be said once."""
 
     # --- start --------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -86,6 +90,9 @@ class Broker:
         catalog = await loop.run_in_executor(self._executor, store.load, defaults)
         self.keeper = CatalogKeeper(store, catalog, self._executor)
         self.keeper.on_commit.append(self.groups.catalog_changed)
+        self.logins = Logins(catalog.users)
+        needs_password = self._config.tcp.enabled or self._config.http.enabled
+        self.made_up_password = await make_root(self.keeper, self.logins, os.environ, needs_password=needs_password)
         await self._finish_earlier_run()
         interval_us = self._config.retention.interval_us
         settings = WorkerSettings(self.places, self.instance, self._journal_memory(), interval_us)
@@ -198,6 +205,8 @@ class Broker:
                 failures.append(str(error))
         self.watches.close()
         self._executor.shutdown()
+        if hasattr(self, "logins"):
+            self.logins.close()
         return failures
 
     async def abandon(self) -> None:
@@ -209,6 +218,8 @@ class Broker:
         if hasattr(self, "keeper"):
             await self.keeper.close()
         self._executor.shutdown()
+        if hasattr(self, "logins"):
+            self.logins.close()
 
     async def _end_tasks(self) -> None:
         for task in list(self._tasks):

@@ -12,6 +12,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final
 
+from shmbroker.core.users import ROOT_ID
 from shmbroker.errors import ErrorCode, Unauthorized
 from shmbroker.front.reply import Answer
 from shmbroker.front.session import LOG, TRANSPORT_TCP, Session, refusal
@@ -40,6 +41,8 @@ class LocalSession(Session):
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
         )
         super().__init__(broker, number, transport=TRANSPORT_TCP, address=f"process {self.process}")
+        self.is_owner = self.uid == os.getuid()
+        self.user = broker.keeper.catalog.users.get(ROOT_ID)
         self.prefix = f"{broker.places.prefix}{number}-"
         """How the names of this connection's doorbells begin."""
         self.rights: dict[int, int] = {}

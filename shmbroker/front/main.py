@@ -30,6 +30,7 @@ from typing import Any, Final
 import uvloop
 
 from shmbroker.config import Config, load
+from shmbroker.core.users import ROOT_ID
 from shmbroker.errors import ShmbrokerError
 from shmbroker.front.broker import Broker
 from shmbroker.front.places import Places
@@ -108,6 +109,7 @@ async def _serve(
             if isinstance(error, asyncio.CancelledError):
                 return ["stopped before it had started"]
             raise
+        _tell_password(broker)
         _tell_ready(broker, ready_fd)
         if on_ready is not None:
             on_ready()
@@ -116,6 +118,15 @@ async def _serve(
         return await broker.stop()
     finally:
         stopping.cancel()
+
+
+def _tell_password(broker: Broker) -> None:
+    """Once, to whoever started the broker, and to no log: only its hash is kept."""
+    if broker.made_up_password is not None:
+        name = broker.keeper.catalog.users.get(ROOT_ID).name
+        print(f"shmbroker: the root user is {name}, with password {broker.made_up_password}", file=sys.stderr)
+        print("shmbroker: this is said once; `shmbroker user password` changes it", file=sys.stderr, flush=True)
+        broker.made_up_password = None
 
 
 def _tell_ready(broker: Broker, ready_fd: int | None) -> None:

@@ -35,6 +35,7 @@ class LocalCode(IntEnum):
     COMMIT_GROUP = 0x53480010
     AUTHENTICATE = 0x53480009
     AS_USER = 0x5348000A
+    CHECK_USER = 0x5348000B
 
 
 RIGHTS: Final = frozenset({"append", "read", "offsets"})
@@ -270,6 +271,19 @@ class AsUserReply(JsonBody):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckUser(JsonBody):
+    """Asks whether a user may do a command, ``code``, to a stream and topic: for what does not go through the front,
+    like messages in lanes. Refused with 41 where it may not, with 40 where the user is gone or inactive."""
+
+    CODE: ClassVar[int] = LocalCode.CHECK_USER
+    user_id: int
+    created_at_us: int
+    code: int
+    stream: int | str
+    topic: int | str
+
+
+@dataclass(frozen=True, slots=True)
 class CommitGroup(JsonBody):
     """Stores offsets of a group, ``offsets[i]`` of ``partitions[i]``, and lets go of ``released`` after that.
 
@@ -318,6 +332,7 @@ REQUESTS: Final = (
     CommitGroup,
     Authenticate,
     AsUser,
+    CheckUser,
 )
 REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.HELLO: HelloReply,
@@ -331,4 +346,5 @@ REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.COMMIT_GROUP: CommitGroupReply,
     LocalCode.AUTHENTICATE: AuthenticateReply,
     LocalCode.AS_USER: AsUserReply,
+    LocalCode.CHECK_USER: Done,
 }
