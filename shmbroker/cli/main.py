@@ -17,7 +17,21 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from shmbroker import errors
-from shmbroker.cli import bench, demo, log, message, offset, output, partition, segment, serve, stats, stream, topic
+from shmbroker.cli import (
+    bench,
+    demo,
+    group,
+    log,
+    message,
+    offset,
+    output,
+    partition,
+    segment,
+    serve,
+    stats,
+    stream,
+    topic,
+)
 from shmbroker.errors import ShmbrokerError
 
 TRACEBACK_VARIABLE = "SHMBROKER_TRACEBACK"
@@ -65,16 +79,17 @@ app = typer.Typer(
     ),
 )
 
-for group, name, alias in (
+for tree, name, alias in (
     (stream.app, "stream", "s"),
     (topic.app, "topic", "t"),
     (partition.app, "partition", "p"),
     (segment.app, "segment", "seg"),
     (message.app, "message", "m"),
     (offset.app, "consumer-offset", "o"),
+    (group.app, "consumer-group", "g"),
 ):
-    app.add_typer(group, name=name)
-    app.add_typer(group, name=alias, hidden=True)
+    app.add_typer(tree, name=name)
+    app.add_typer(tree, name=alias, hidden=True)
 app.add_typer(log.app, name="log")
 app.command("serve")(serve.serve)
 app.command("stats")(stats.stats)
