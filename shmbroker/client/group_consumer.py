@@ -64,7 +64,7 @@ class GroupConsumer(Consumer):
         self._followed: Assignment | None = None
         self._leaving: dict[int, Cursor] = {}
         self._committed: dict[int, int] = {}
-        self._stop = weakref.finalize(self, membership.stop)
+        self._close_membership = weakref.finalize(self, membership.close)
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def poll(self, max_messages: int = 1000, timeout: float | None = 0.0, *, max_bytes: int = 16 * MIB) -> list[Batch]:
@@ -213,10 +213,10 @@ class GroupConsumer(Consumer):
     # --- ending -------------------------------------------------------------------------------------------------------
     def close(self, timeout: float | None = TIMEOUT_S) -> None:
         """Finishes automatic commits, leaves the group and closes. Batches handed out stay readable."""
-        self._membership.stop()
         try:
             super().close(timeout)
         finally:
+            self._close_membership()
             for cursor in self._leaving.values():
                 cursor.close()
             self._leaving.clear()
@@ -227,14 +227,15 @@ class GroupConsumer(Consumer):
                 held = [*self._cursors, *self._leaving.values()]
                 self._store(self._uncommitted(held), automatic=False, deadline=deadline)
         finally:
-            self._membership.leave(deadline)
+            if self._membership.session.refusal is None:
+                self._membership.leave(deadline)
 
 
-def local_commit(connection: Exchange, membership: Membership) -> Commit:
+def local_commit(membership: Membership) -> Commit:
     """Of a local member: all in one request, and the front is told what is let go of."""
 
     def commit(targets: Mapping[int, int], released: Sequence[int], automatic: bool, deadline: float) -> Sequence[int]:
-        reply = connection.request(
+        reply = membership.session.request(
             local.CommitGroup(
                 membership.stream, membership.topic, membership.group,
                 list(targets), list(targets.values()), automatic, list(released),
@@ -247,7 +248,7 @@ def local_commit(connection: Exchange, membership: Membership) -> Commit:
     return commit
 
 
-def wire_commit(connection: Exchange, membership: Membership) -> Commit:
+def wire_commit(membership: Membership) -> Commit:
     """Of a member on TCP: one request for each partition. The broker sees by itself what is finished."""
     who = Who(CONSUMER_GROUP, membership.group)
 
@@ -257,7 +258,7 @@ def wire_commit(connection: Exchange, membership: Membership) -> Commit:
         for partition_id, offset in targets.items():
             request = offsets.StoreConsumerOffset(who, membership.stream, membership.topic, partition_id, offset)
             try:
-                connection.request(request, deadline)
+                membership.session.request(request, deadline)
             except PartitionRevoked:
                 fenced.append(partition_id)
         return fenced

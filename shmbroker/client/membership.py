@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-from shmbroker.errors import ErrorCode, NotFound, OutcomeUnknown, ShmbrokerError, WaitTimeout, error_from
+from shmbroker.client.exchange import Exchange
+from shmbroker.errors import NotFound, OutcomeUnknown, ShmbrokerError, WaitTimeout
 from shmbroker.wire import groups
-from shmbroker.wire.bodies import Request
 from shmbroker.wire.primitives import Identifier
 
 SYNC_INTERVAL_S: Final = 1.0
@@ -27,17 +26,16 @@ NOBODY: Final = groups.Assignment(0, ())
 
 
 class Membership:
-    """Of one group, on one connection. ``request`` sends a request by a deadline and returns its reply."""
+    """Of one group, on a session of its own: who is a member is a session, so no two members share one."""
 
-    def __init__(
-        self, request: Callable[[Request, float], Any], stream: Identifier, topic: Identifier, group: Identifier
-    ) -> None:
+    def __init__(self, session: Exchange, stream: Identifier, topic: Identifier, group: Identifier) -> None:
+        self.session = session
         self.stream = stream
         self.topic = topic
         self.group = group
         self.assignment: groups.Assignment | None = NOBODY
         """The last answer, replaced as a whole; None where the broker does not know this member any more."""
-        self._request = request
+        self._request = session.request
         self._asked_at = -LEASE_S
         self._lock = threading.Lock()
         """Held while asking: answers come in the order in which they replace each other."""
@@ -89,19 +87,15 @@ class Membership:
             except ShmbrokerError:
                 return  # the connection has ended; whoever polls finds out
 
-    def stop(self) -> None:
-        """Ends the thread, without waiting for it. Any number of times."""
-        self._stopped.set()
-
     def leave(self, deadline: float) -> None:
         """Ends the membership; the partitions go to the others at once."""
-        self.stop()
-        if self._thread.is_alive():
-            self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._stopped.set()
         with suppress(NotFound):  # the group went first, or the broker took this member for dead
             self._request(groups.LeaveGroup(self.stream, self.topic, self.group), deadline)
 
-
-def no_member(group: Identifier) -> ShmbrokerError:
-    """The error of a group that is gone under its member."""
-    return error_from(ErrorCode.GROUP_MEMBER_NOT_FOUND, f"this consumer is no member of group {group!r}")
+    def close(self) -> None:
+        """Ends thread and session, and with the session the membership. Any number of times."""
+        self._stopped.set()
+        self.session.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
