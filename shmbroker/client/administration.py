@@ -1,4 +1,4 @@
-"""What a client asks of the catalog: ordinary Iggy commands over the connection, and stored offsets through the lanes.
+"""What a client asks of the catalog: ordinary Iggy commands over the connection, and stored offsets.
 
 A stream, topic or partition is named by its number or its name; a text of digits alone is a name here. One that is not
 there raises NotFound. Every ``timeout`` is in seconds: WaitTimeout where nothing was sent, OutcomeUnknown where the
@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from shmbroker.client.connection import Connection, deadline_of
 from shmbroker.client.descriptions import Durability, StreamDescription, TopicDescription
+from shmbroker.client.exchange import Exchange, deadline_of
 from shmbroker.client.groups import GroupAdministration
-from shmbroker.client.lanes import Port
-from shmbroker.client.offsets import consumer_key, delete_stored, get_stored, store
+from shmbroker.client.offsets import consumer_key
+from shmbroker.client.transport import Transport
 from shmbroker.core.options import OptionValue, option_values
-from shmbroker.errors import ClientMistake, ErrorCode, OutcomeUnknown, WaitTimeout, error_from
-from shmbroker.limits import PARTITION_ID_LIMIT
-from shmbroker.wire import groups, local, messages, streams, system, topics
+from shmbroker.errors import ErrorCode, error_from
+from shmbroker.wire import groups, messages, streams, system, topics
 from shmbroker.wire.bodies import Request
 from shmbroker.wire.primitives import Identifier
 
@@ -30,12 +29,10 @@ Size = int | str
 
 
 class Administration(GroupAdministration):
-    """The part of a client that needs nothing but its connection (and, for offsets, a port)."""
+    """The part of a client that needs nothing but its connection (and, for offsets, its transport)."""
 
-    _connection: Connection
-
-    def _port(self, worker: int) -> Port:
-        raise NotImplementedError
+    _connection: Exchange
+    _transport: Transport
 
     def _request(self, request: Request, timeout: Seconds) -> Any:
         return self._connection.request(request, deadline_of(timeout))
@@ -207,7 +204,7 @@ class Administration(GroupAdministration):
         """The offset of the last message that this consumer (or group) stored as processed, or None."""
         deadline = deadline_of(timeout)
         key = self._consumer_key(stream, topic, name, id, group, deadline)
-        return get_stored(*self._open_offsets(stream, topic, partition, deadline), key, deadline)
+        return self._transport.get_offset(stream, topic, partition, key, deadline)
 
     def set_consumer_offset(
         self,
@@ -227,7 +224,7 @@ class Administration(GroupAdministration):
         """
         deadline = deadline_of(timeout)
         key = self._consumer_key(stream, topic, name, id, group, deadline)
-        store(*self._open_offsets(stream, topic, partition, deadline), key, offset, deadline)
+        self._transport.set_offset(stream, topic, partition, key, offset, deadline)
 
     def delete_consumer_offset(
         self,
@@ -243,7 +240,7 @@ class Administration(GroupAdministration):
         """Forgets it; returns when the policy is met. Raises NotFound where none is stored."""
         deadline = deadline_of(timeout)
         key = self._consumer_key(stream, topic, name, id, group, deadline)
-        delete_stored(*self._open_offsets(stream, topic, partition, deadline), key, deadline)
+        self._transport.delete_offset(stream, topic, partition, key, deadline)
 
     def _consumer_key(
         self,
@@ -263,30 +260,10 @@ class Administration(GroupAdministration):
             group = found.group.name
         return consumer_key(name, number, group)
 
-    def _open_offsets(
-        self, stream: Identifier, topic: Identifier, partition: int, deadline: float
-    ) -> tuple[Port, int, str]:
-        grant = self._open_partition(stream, topic, partition, ["offsets"], deadline)
-        return self._port(grant.worker), grant.log_id, f"{stream}/{topic}, partition {partition}"
-
-    def _open_partition(
-        self, stream: Identifier, topic: Identifier, partition: int, rights: list[str], deadline: float
-    ) -> local.OpenPartitionReply:
-        if not isinstance(partition, int) or not 0 <= partition < PARTITION_ID_LIMIT:
-            raise ClientMistake(f"a partition is a number from 0 to {PARTITION_ID_LIMIT - 1}, not {partition!r}")
-        try:
-            reply = self._connection.request(local.OpenPartition(stream, topic, partition, rights), deadline)
-        except OutcomeUnknown as error:  # opening twice is fine, so nothing is unknown
-            raise WaitTimeout(f"{stream}/{topic}, partition {partition}: the broker did not open it in time") from error
-        assert isinstance(reply, local.OpenPartitionReply)
-        return reply
-
     # --- the broker --------------------------------------------------------------------------------------------------
     def stats(self, *, timeout: Seconds = TIMEOUT_S) -> dict[str, Any]:
-        """Figures: ``{"broker": {...}, "workers": [{...}], "partitions": [{...}]}``."""
-        reply = self._request(local.Stats(), timeout)
-        assert isinstance(reply, local.StatsReply)
-        return {"broker": reply.broker, "workers": reply.workers, "partitions": reply.partitions}
+        """Figures: ``{"broker": {...}, "workers": [{...}], "partitions": [{...}]}``; over TCP only of the broker."""
+        return self._transport.stats(deadline_of(timeout))
 
     def ping(self, *, timeout: Seconds = TIMEOUT_S) -> float:
         """Seconds until the broker's front answered."""

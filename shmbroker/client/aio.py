@@ -18,9 +18,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy.typing as npt
 
+from shmbroker.client.address import address_of
 from shmbroker.client.administration import TIMEOUT_S, Seconds
 from shmbroker.client.batch import Batch
-from shmbroker.client.client import Client, data_of
+from shmbroker.client.client import Client
 from shmbroker.client.consumer import Consumer
 from shmbroker.client.producer import Producer
 from shmbroker.client.ticket import Confirmation, Ticket
@@ -311,7 +312,7 @@ async def connect_async(url: str | None = None, *, timeout: Seconds = TIMEOUT_S)
     control = ThreadPoolExecutor(CONTROL_THREADS, "shmbroker control")
 
     def connect_attentive() -> Client:
-        return Client(data_of(url), timeout=timeout, is_attentive=True)
+        return Client(address_of(url), timeout=timeout, is_attentive=True)
 
     try:
         return AsyncClient(await _on(control, connect_attentive), control)

@@ -1,57 +1,62 @@
-"""The client: one connection to a broker of this host, and everything that is done through it.
+"""The client: one connection to a broker, and everything that is done through it.
 
-Owns the connection to the front, a port (lane and reaper) for each worker that it talks to, and the producers and
-consumers that it made, which close with it. When the broker has gone, or in a child of fork(), the connection refuses,
-and so do all ports: at once for new requests, and within a slice for whoever waits.
+Owns its transport (shared memory on the broker's own host, else TCP), and the producers and consumers that it made,
+which close with it. When the broker has gone, or in a child of fork(), the connection refuses, and so does all that
+goes through it: at once for new requests, and within a slice for whoever waits.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
 
+from shmbroker.client.address import Address, TcpAddress, address_of
 from shmbroker.client.administration import TIMEOUT_S, Administration, Seconds
-from shmbroker.client.connection import FOREVER_S, Connection, deadline_of
+from shmbroker.client.connection import Connection
 from shmbroker.client.consumer import Consumer, Start
 from shmbroker.client.cursor import Cursor
-from shmbroker.client.group_consumer import GroupConsumer, local_commit
+from shmbroker.client.exchange import FOREVER_S, deadline_of
+from shmbroker.client.group_consumer import GroupConsumer
 from shmbroker.client.lanes import Port
 from shmbroker.client.membership import Membership
 from shmbroker.client.producer import Producer
-from shmbroker.errors import AlreadyExists, ClientMistake, Closed, ErrorCode, NotFound, ShmbrokerError, Unavailable
+from shmbroker.client.transport import LocalTransport, Reading, Transport
+from shmbroker.client.wire_transport import WireTransport
+from shmbroker.errors import AlreadyExists, ClientMistake, Closed, NotFound, ShmbrokerError
 from shmbroker.limits import MIB
 from shmbroker.wire.primitives import Identifier
-
-DATA_DEFAULT = "./shmbroker-data"
 
 
 class Client(Administration):
     """A connection to a broker. Thread-safe. What concerns the catalog is in :class:`Administration`."""
 
-    def __init__(self, data: str, *, timeout: Seconds = TIMEOUT_S, is_attentive: bool = False) -> None:
-        """Connects to the broker of the data directory ``data``. Raises Unavailable where none answers.
+    def __init__(self, address: Address | str, *, timeout: Seconds = TIMEOUT_S, is_attentive: bool = False) -> None:
+        """Connects to the broker at ``address``; text is its data directory on this host. Raises Unavailable where none
+        answers, Unauthorized where it does not know who comes over TCP.
 
         ``is_attentive``: confirmations are taken by a thread of their own as they come, for programs whose threads do
         not wait for them.
         """
         seconds = FOREVER_S if timeout is None else timeout
-        self._ports: dict[int, Port] = {}
-        self._ports_lock = threading.Lock()
         self._users: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
         self._is_closed = False
-        self._is_attentive = is_attentive
-        self._connection = Connection(data, version=_version(), timeout=seconds)
-        self._connection.on_refusal(self._refuse)
+        self._transport = _transport_to(address, seconds, is_attentive)
+        self._connection = self._transport.connection
+
+    @property
+    def name(self) -> str:
+        """The broker's data directory, or its host and port."""
+        return self._connection.name
 
     @property
     def data(self) -> str:
-        """The broker's data directory."""
+        """The data directory of a broker of this host. Raises ClientMistake for one over TCP."""
+        if not isinstance(self._connection, Connection):
+            raise ClientMistake(f"{self.name} is a broker over TCP: where its data is does not concern its clients")
         return self._connection.hello.data
 
     @property
@@ -129,16 +134,20 @@ class Client(Administration):
             partitions = [partition] if isinstance(partition, int) else list(partition)
         if not partitions or len(set(partitions)) != len(partitions):
             raise ClientMistake(f"a consumer needs partitions, each once: {partitions}")
+        reading = self._transport.open_reading(deadline)
         cursors: list[Cursor] = []
         try:
             for each in partitions:
-                cursors.append(self._open_cursor(stream, topic, each, key, deadline))
+                cursors.append(reading.open_cursor(stream, topic, each, key, deadline, auto_commit=auto_commit))
                 start.apply(cursors[-1], deadline)
+            consumer = Consumer(
+                reading.connection, self._forgetter(reading), cursors, is_named=is_named, auto_commit=auto_commit
+            )
         except BaseException:
             for cursor in cursors:
                 cursor.close()
+            reading.close()
             raise
-        consumer = Consumer(self._connection, self.forget, cursors, is_named=is_named, auto_commit=auto_commit)
         self._users.add(consumer)
         return consumer
 
@@ -152,24 +161,38 @@ class Client(Administration):
         auto_commit: bool,
         deadline: float,
     ) -> GroupConsumer:
-        connection = self._connection
-        membership = Membership(connection.request, stream, topic, group)
+        reading = self._transport.open_reading(deadline)
+        membership: Membership | None = None
+        try:
+            membership = Membership(reading.member_session(deadline), stream, topic, group)
+            self._start_membership(membership, deadline)
+            consumer = GroupConsumer(
+                reading.connection, self._forgetter(reading), membership,
+                lambda partition, deadline: reading.open_cursor(
+                    stream, topic, partition, key, deadline, auto_commit=False, is_member=True
+                ),
+                reading.group_commit(membership), start, auto_commit=auto_commit,
+            )  # fmt: skip
+        except BaseException:
+            if membership is not None:
+                membership.close()
+            reading.close()
+            raise
+        self._users.add(consumer)
+        consumer.follow()
+        return consumer
+
+    def _start_membership(self, membership: Membership, deadline: float) -> None:
+        """Joins the group, which is created where it is missing."""
+        group = membership.group
         try:
             membership.start(deadline)
         except NotFound:
             if not isinstance(group, str):
                 raise
             with suppress(AlreadyExists):  # another member was quicker
-                self.create_group(stream, topic, group, timeout=deadline - time.monotonic())
+                self.create_group(membership.stream, membership.topic, group, timeout=deadline - time.monotonic())
             membership.start(deadline)
-        consumer = GroupConsumer(
-            connection, self.forget, membership,
-            lambda partition, deadline: self._open_cursor(stream, topic, partition, key, deadline),
-            local_commit(connection, membership), start, auto_commit=auto_commit,
-        )  # fmt: skip
-        self._users.add(consumer)
-        consumer.follow()
-        return consumer
 
     def close(self, timeout: Seconds = TIMEOUT_S) -> None:
         """Flushes and closes its producers and consumers, then the connection. Closing twice is fine.
@@ -189,9 +212,7 @@ class Client(Administration):
                 user.close(max(0.0, deadline - time.monotonic()))
             except ShmbrokerError as error:
                 failure = failure or error
-        self._connection.close()
-        for port in list(self._ports.values()):
-            port.close(Closed("this client is closed"))
+        self._transport.close(Closed("this client is closed"))
         if failure is not None and usable:
             raise failure
 
@@ -207,9 +228,8 @@ class Client(Administration):
 
     # --- for its producers and consumers -----------------------------------------------------------------------------
     def open_route(self, stream: Identifier, topic: Identifier, partition: int, deadline: float) -> tuple[Port, int]:
-        """The port of the partition's worker, and its log id, with the right to append."""
-        grant = self._open_partition(stream, topic, partition, ["append"], deadline)
-        return self._port(grant.worker), grant.log_id
+        """Where batches for this partition go, and the log id that they carry."""
+        return self._transport.open_route(stream, topic, partition, deadline)
 
     @property
     def is_foreign(self) -> bool:
@@ -220,57 +240,28 @@ class Client(Administration):
         """A producer or consumer has closed."""
         self._users.discard(user)
 
-    def _open_cursor(
-        self, stream: Identifier, topic: Identifier, partition: int, key: bytes | None, deadline: float
-    ) -> Cursor:
-        rights = ["read"] if key is None else ["read", "offsets"]
+    def _forgetter(self, reading: Reading) -> Callable[[Any], None]:
+        def forget(user: Any) -> None:
+            self.forget(user)
+            reading.close()
 
-        def grant(deadline: float) -> tuple[Any, Port]:
-            reply = self._open_partition(stream, topic, partition, rights, deadline)
-            return reply, self._port(reply.worker)
-
-        return Cursor(grant, partition, f"{stream}/{topic}", key, deadline)
-
-    def _port(self, worker: int) -> Port:
-        with self._ports_lock:
-            port = self._ports.get(worker)
-            if port is None:
-                port = self._ports[worker] = Port(self._connection, worker, is_attentive=self._is_attentive)
-                port.refusal = self._connection.refusal
-            return port
-
-    def _refuse(self, error: ShmbrokerError) -> None:
-        """The connection cannot be used any more. Takes no lock: it may be called in a child of fork()."""
-        for port in list(self._ports.values()):
-            if port.refusal is None:
-                port.refusal = error
-            if self._connection.is_foreign:
-                port.reaper.abandoned = error
+        return forget
 
 
 def connect(url: str | None = None, *, timeout: Seconds = TIMEOUT_S) -> Client:
-    """A client of the broker at ``url``: None is ``./shmbroker-data``, else ``shm:///path/of/data``.
+    """A client of the broker at ``url``: None is ``./shmbroker-data``, ``shm:///path/of/data`` one of this host over
+    shared memory, ``iggy://user:password@host:port`` any over TCP (``iggy://token@host``; ``iggy+tls://``).
 
-    Raises Unavailable where no broker answers there.
+    Raises Unavailable where no broker answers there, Unauthorized for wrong credentials.
     """
-    return Client(data_of(url), timeout=timeout)
+    return Client(address_of(url), timeout=timeout)
 
 
-def data_of(url: str | None) -> str:
-    """The data directory that a URL names. Raises ClientMistake, and Unavailable for what comes later."""
-    if url is None:
-        return DATA_DEFAULT
-    parts = urlsplit(url)
-    if parts.scheme == "iggy":
-        raise Unavailable(
-            "TCP comes with the next release: connect on the broker's own host with shm:///path/of/data",
-            number=ErrorCode.FEATURE_UNAVAILABLE,
-        )
-    if parts.scheme != "shm":
-        raise ClientMistake(f"{url!r} is no address of a broker: use shm:///path/of/data")
-    if parts.netloc or not parts.path or parts.query or parts.fragment:
-        raise ClientMistake(f"{url!r}: an address of a local broker is shm:// and an absolute path, so three slashes")
-    return unquote(parts.path)
+def _transport_to(address: Address | str, timeout: float, is_attentive: bool) -> Transport:
+    if isinstance(address, TcpAddress):
+        return WireTransport(address, version=_version(), timeout=timeout, is_attentive=is_attentive)
+    data = address if isinstance(address, str) else address.data
+    return LocalTransport(data, version=_version(), timeout=timeout, is_attentive=is_attentive)
 
 
 def _version() -> str:

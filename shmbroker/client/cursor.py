@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from shmbroker.client.batch import Batch
 from shmbroker.client.lanes import Port
@@ -17,10 +18,39 @@ from shmbroker.client.offsets import OffsetOrigin, ask_to_store, get_stored
 from shmbroker.client.ticket import Reply
 from shmbroker.errors import BufferFull, OutcomeUnknown, PartitionRefused, PartitionReplaced, Unavailable
 from shmbroker.formats.control import State
-from shmbroker.storage.reader import LogReader
+from shmbroker.storage.reader import LogReader, RecordSlice
 
 REOPEN_S = 0.01
 """Between two looks at a control block that its worker is still making."""
+
+
+class PartitionReader(Protocol):
+    """Reads one partition: from mapped files (:class:`~shmbroker.storage.reader.LogReader`), or over TCP."""
+
+    next_offset: int
+
+    @property
+    def visible_offset(self) -> int:
+        """The offset after the last visible message."""
+
+    def seek_first(self) -> None:
+        """To the earliest message that is kept."""
+
+    def seek_offset(self, offset: int) -> None:
+        """To this offset, or the earliest kept one after it."""
+
+    def seek_timestamp(self, timestamp_us: int) -> None:
+        """To the first batch that the broker took at or after it."""
+
+    def seek_last(self, count: int) -> None:
+        """To the last ``count`` messages."""
+
+    def read(self, max_messages: int, max_bytes: int) -> list[RecordSlice]:
+        """What is visible from here; never waits for more."""
+
+    def close(self) -> None:
+        """Gives up what it holds; what was handed out stays readable."""
+
 
 Grant = Callable[[float], tuple[Any, Port]]
 """Asks the broker to open the partition, by a deadline: its reply, and the port of its worker."""
@@ -28,6 +58,8 @@ Grant = Callable[[float], tuple[Any, Port]]
 
 class Cursor:
     """One partition under one consumer. ``key`` is its consumer key, or None."""
+
+    reader: PartitionReader
 
     def __init__(self, grant: Grant, partition_id: int, topic_name: str, key: bytes | None, deadline: float) -> None:
         """Opens the partition, at its first kept message. Raises NotFound, PartitionRefused, Unavailable."""
@@ -79,7 +111,7 @@ class Cursor:
         assert self.key is not None
         return get_stored(self.port, self.log_id, self.name, self.key, deadline)
 
-    def store(self, offset: int, deadline: float) -> Reply:
+    def store(self, offset: int, deadline: float) -> Future[int]:
         """Asks to store ``offset``; the reply comes when the topic's policy is met."""
         assert self.key is not None
         reply = ask_to_store(self.port, self._origin, self.log_id, self.key, offset, automatic=False, deadline=deadline)

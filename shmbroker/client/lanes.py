@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from shmbroker.client.lane import Buffers, Lane
 from shmbroker.client.reaper import Reaper
 from shmbroker.client.ticket import Answer
 from shmbroker.errors import (
@@ -31,7 +32,6 @@ from shmbroker.errors import (
 )
 from shmbroker.limits import LANE_IN_FLIGHT_MAX, LANE_SIZE_DEFAULT, LANE_SIZE_MAX
 from shmbroker.shm.doorbell import Doorbell
-from shmbroker.shm.lane import LaneClient
 
 RECORDS_PER_LANE = 16
 """A lane that is made for a large record has room for so many of them."""
@@ -40,8 +40,6 @@ REOPEN_S = 0.02
 GLANCE_EVERY = 32
 """Submissions between two looks for completions, where nobody waits for one."""
 
-Buffers = Sequence[bytes | bytearray | memoryview]
-
 
 class Opener(Protocol):
     """What a port needs of the connection."""
@@ -49,7 +47,7 @@ class Opener(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    def open_lane(self, worker: int, size: int, deadline: float) -> tuple[LaneClient, Doorbell, Doorbell]:
+    def open_lane(self, worker: int, size: int, deadline: float) -> tuple[Lane, Doorbell, Doorbell]:
         """The lane, its completion bell, and the worker's doorbell (which the lane rings)."""
 
     def close_lane(self, lane_id: int, deadline: float) -> None: ...
@@ -62,7 +60,7 @@ class Port:
         self.worker = worker
         self.lock = threading.Lock()
         """Held around each offer, and whenever ``lane`` changes."""
-        self.lane: LaneClient | None = None
+        self.lane: Lane | None = None
         self.body_length_max = 0
         self.refusal: ShmbrokerError | None = None
         """Raised by every offer, once set: closed, or in the wrong process."""
@@ -150,7 +148,7 @@ class Port:
         finally:
             self._replacing.release()
 
-    def _drain(self, lane: LaneClient, deadline: float) -> None:
+    def _drain(self, lane: Lane, deadline: float) -> None:
         """Takes no more offers and waits until everything under way is answered; then gives the lane up."""
         with self.lock:
             size_before, self.body_length_max = self.body_length_max, -1
@@ -190,7 +188,7 @@ class Port:
                 self._take(lane, bell, doorbell)
                 return
 
-    def _take(self, lane: LaneClient, bell: Doorbell, doorbell: Doorbell) -> None:
+    def _take(self, lane: Lane, bell: Doorbell, doorbell: Doorbell) -> None:
         with self.reaper.lead:
             self.reaper.lane = lane
             self.reaper.bell = bell
@@ -200,7 +198,7 @@ class Port:
                 self.lane = lane
                 self.body_length_max = lane.request_size // 4
 
-    def _retire(self, lane: LaneClient) -> None:
+    def _retire(self, lane: Lane) -> None:
         """Called by the reaper at a lane's end, holding the lead."""
         with self.lock:
             if self.lane is lane:

@@ -24,11 +24,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from shmbroker.client.lane import Lane
 from shmbroker.client.ticket import FINISHED, Answer, Wake
 from shmbroker.errors import ErrorCode, LaneBroken, ShmbrokerError
 from shmbroker.limits import DOORBELL_WAIT_MS_MAX
 from shmbroker.shm.doorbell import Doorbell
-from shmbroker.shm.lane import LaneClient
 
 SLICE_S = DOORBELL_WAIT_MS_MAX / 1000
 RESCUE_S = 0.002
@@ -39,14 +39,14 @@ class Reaper:
     """The reading side of a port. ``alive`` says whether the broker still is; ``retire`` is told of a lane's end."""
 
     def __init__(
-        self, alive: Callable[[], bool], retire: Callable[[LaneClient], None], name: str, *, is_attentive: bool = False
+        self, alive: Callable[[], bool], retire: Callable[[Lane], None], name: str, *, is_attentive: bool = False
     ) -> None:
         """``is_attentive``: the rescue thread waits on the bell itself, for programs whose threads do not (asyncio)."""
         self.condition = threading.Condition(threading.RLock())
         """Guards the state of every answer of this port; shared by all of them."""
         self.pending: dict[int, Answer[Any]] = {}
         """Requests under way, by request number."""
-        self.lane: LaneClient | None = None
+        self.lane: Lane | None = None
         self.bell: Doorbell | None = None
         self.lead = threading.Lock()
         self.rescue_asleep = True
