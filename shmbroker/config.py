@@ -76,12 +76,15 @@ class TopicConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerConfig:
-    """A listening socket: ``host`` and ``port``, of which 0 lets the system choose."""
+class TcpConfig:
+    """The binary protocol: ``host`` and ``port``, of which 0 lets the system choose. ``certificate`` and
+    ``private_key``: files in PEM, both (TLS) or neither."""
 
     enabled: bool
     host: str
     port: int
+    certificate: str | None
+    private_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ class Config:
     partition: PartitionConfig
     retention: RetentionConfig
     topic: TopicConfig
-    tcp: ListenerConfig
+    tcp: TcpConfig
     http: HttpConfig
     local: LocalConfig
 
@@ -223,6 +226,8 @@ _SETTINGS: Final[dict[tuple[str, str], _Setting]] = {
     ("topic", "max_topic_size"): _Setting(_topic_size, "unlimited"),
     ("tcp", "enabled"): _Setting(_flag, False),
     ("tcp", "address"): _Setting(_address, "127.0.0.1:8090"),
+    ("tcp", "certificate"): _Setting(_optional_path, ""),
+    ("tcp", "private_key"): _Setting(_optional_path, ""),
     ("http", "enabled"): _Setting(_flag, False),
     ("http", "address"): _Setting(_address, "127.0.0.1:3000"),
     ("http", "certificate"): _Setting(_optional_path, ""),
@@ -246,11 +251,15 @@ def load(
     path: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> Config:
     """The settings from a file, the environment (None: this process's) and flags named ``section.key`` (None values are
-    not given). Raises InvalidConfiguration, which names what is wrong and where it stands."""
+    not given). ``defaults``: the caller's own, for some settings. Raises InvalidConfiguration, which names what is
+    wrong and where it stands."""
+    own = defaults or {}
     values: dict[tuple[str, str], tuple[object, str]] = {
-        setting: (spec.default, "the default") for setting, spec in _SETTINGS.items()
+        (section, key): (own.get(f"{section}.{key}", spec.default), "the default")
+        for (section, key), spec in _SETTINGS.items()
     }
     if path is not None:
         values.update(_from_file(os.fspath(path)))
@@ -272,10 +281,19 @@ def _build(parsed: Mapping[tuple[str, str], Any]) -> Config:
         partition=PartitionConfig(parsed["partition", "journal_memory_limit"]),
         retention=RetentionConfig(parsed["retention", "enabled"], parsed["retention", "interval"]),
         topic=TopicConfig(parsed["topic", "message_expiry"], parsed["topic", "max_topic_size"]),
-        tcp=ListenerConfig(parsed["tcp", "enabled"], *parsed["tcp", "address"]),
+        tcp=_build_tcp(parsed),
         http=_build_http(parsed),
         local=LocalConfig(parsed["local", "any_user"]),
     )
+
+
+def _build_tcp(parsed: Mapping[tuple[str, str], Any]) -> TcpConfig:
+    host, port = parsed["tcp", "address"]
+    files = parsed["tcp", "certificate"], parsed["tcp", "private_key"]
+    config = TcpConfig(parsed["tcp", "enabled"], host, port, *files)
+    if (config.certificate is None) != (config.private_key is None):
+        raise InvalidConfiguration("tcp.certificate and tcp.private_key belong together: set both or neither")
+    return config
 
 
 def _build_http(parsed: Mapping[tuple[str, str], Any]) -> HttpConfig:

@@ -65,6 +65,7 @@ class ErrorCode(IntEnum):
     TOO_MANY_TOPICS = 2021
     PARTITION_NOT_FOUND = 3007
     PARTITION_ID_SPACE_EXHAUSTED = 3013
+    CANNOT_READ_CONSUMER_OFFSETS = 3020
     CONSUMER_OFFSET_NOT_FOUND = 3021
     TOO_MANY_CONSUMER_OFFSETS = 3024
     SEGMENT_NOT_FOUND = 4000
@@ -94,6 +95,7 @@ class ErrorCode(IntEnum):
     INVALID_GROUP_NAME = 5005
     GROUP_MEMBER_NOT_FOUND = 5006
     GROUP_PARTITION_NOT_OWNED = 5009
+    CANNOT_READ_FILE = 10002
     CANNOT_WRITE_TO_FILE = 10006
     CANNOT_SYNC_FILE = 10009
     TASK_TIMEOUT = 12001
@@ -357,6 +359,8 @@ _BY_CODE: dict[int, type[ShmbrokerError]] = {
     ErrorCode.JOURNAL_FULL: JournalFull,
     ErrorCode.PARTITION_POISONED: PartitionPoisoned,
     ErrorCode.PARTITION_REFUSED: PartitionRefused,
+    ErrorCode.CANNOT_READ_FILE: PartitionRefused,
+    ErrorCode.CANNOT_READ_CONSUMER_OFFSETS: PartitionRefused,
     ErrorCode.PARTITION_REPLACED: PartitionReplaced,
     ErrorCode.PARTITION_NOT_GRANTED: Unauthorized,
     ErrorCode.LANE_PROTOCOL: LaneBroken,

@@ -23,6 +23,11 @@ def serve(
             "--workers", min=0, max=WORKER_COUNT_MAX, help="Partition workers; 0: the processors less one. [default: 0]"
         ),
     ] = None,
+    tcp: Annotated[
+        str | None,
+        typer.Option("--tcp", metavar="HOST:PORT", help="Where Iggy's clients connect. [default: 127.0.0.1:8090]"),
+    ] = None,
+    no_tcp: Annotated[bool, typer.Option("--no-tcp", help="Serve local clients only.")] = False,
     config: Annotated[
         Path | None, typer.Option("--config", exists=True, dir_okay=False, help="Settings in TOML; see tuning.md.")
     ] = None,
@@ -35,7 +40,7 @@ def serve(
 
     `shmbroker serve`
 
-    `shmbroker serve --data /var/lib/shmbroker --workers 2`
+    `shmbroker serve --data /var/lib/shmbroker --workers 2 --tcp 0.0.0.0:8090`
 
     `SHMBROKER_PARTITION_JOURNAL_MEMORY_LIMIT=256MiB shmbroker serve`
     """
@@ -43,8 +48,10 @@ def serve(
 
     level = logging.WARNING if quiet else logging.INFO
     logging.basicConfig(level=level, format="shmbroker %(levelname)s: %(message)s")
-    flags = {"broker.data": None if data is None else str(data), "broker.workers": workers}
-    settings = load(config, flags=flags)
+    flags = {"broker.data": None if data is None else str(data), "broker.workers": workers, "tcp.address": tcp}
+    if tcp is not None or no_tcp:
+        flags["tcp.enabled"] = not no_tcp
+    settings = load(config, flags=flags, defaults={"tcp.enabled": True})
     status = main.serve(settings, on_ready=None if quiet else lambda: announce(settings))
     raise typer.Exit(status)
 

@@ -45,11 +45,13 @@ class Embedded:
         workers: int | None = None,
         config: str | os.PathLike[str] | None = None,
         runtime: str | os.PathLike[str] | None = None,
+        tcp: str | None = None,
         environment: dict[str, str] | None = None,
         timeout: float = START_WAIT_S,
     ) -> None:
-        """``workers``, ``config`` (a TOML file) and ``runtime`` as for ``shmbroker serve``; ``environment`` is added to
-        this process's for the first start. ``timeout`` in seconds, for each start."""
+        """``workers``, ``config`` (a TOML file) and ``runtime`` as for ``shmbroker serve``; ``tcp`` is HOST:PORT to
+        serve the binary protocol on (port 0: any), None: not at all. ``environment`` is added to this process's for
+        the first start. ``timeout`` in seconds, for each start."""
         self.data = os.path.abspath(path)
         self._timeout = timeout
         self._environment: dict[str, str] = environment or {}
@@ -57,6 +59,7 @@ class Embedded:
         for name, value in (("workers", workers), ("config", config), ("runtime", runtime)):
             if value is not None:
                 self._arguments.append(f"--{name}={os.fspath(value) if not isinstance(value, int) else value}")
+        self._tcp = tcp
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -85,6 +88,11 @@ class Embedded:
         if self._process is None:
             raise Closed("the embedded broker does not run")
         return self._process.pid
+
+    @property
+    def tcp_address(self) -> str:
+        """HOST:PORT where the binary protocol is served, the same after a restart; empty where it is not."""
+        return self._tcp or ""
 
     def process_ids(self) -> list[int]:
         """The front and its workers, as they are now."""
@@ -141,6 +149,8 @@ class Embedded:
         ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
         parent = os.pidfd_open(os.getpid())
         arguments = [*self._arguments, f"--ready-fd={ready_write}", f"--parent-fd={parent}"]
+        if self._tcp is not None:
+            arguments.append(f"--tcp={self._tcp}")
         environment = {**os.environ, **(self._environment if self._generation == 1 else {})}
         try:
             self._process = subprocess.Popen(
@@ -179,7 +189,10 @@ class Embedded:
                 self._reader.join(self._timeout)
                 raise Unavailable(f"no broker could be started on {self.data}: {self._said()}")
             line += chunk
-        assert json.loads(line)["pid"] == self._process.pid
+        told = json.loads(line)
+        assert told["pid"] == self._process.pid
+        if self._tcp is not None:
+            self._tcp = told["tcp"]
 
     def _keep(self) -> None:
         """Starts the front again when it dies."""
@@ -224,11 +237,14 @@ def embedded(
     workers: int | None = None,
     config: str | os.PathLike[str] | None = None,
     runtime: str | os.PathLike[str] | None = None,
+    tcp: str | None = None,
     environment: dict[str, str] | None = None,
     timeout: float = START_WAIT_S,
 ) -> Embedded:
     """A broker of one's own on the data directory ``path``, for a ``with`` block: see :class:`Embedded`."""
-    return Embedded(path, workers=workers, config=config, runtime=runtime, environment=environment, timeout=timeout)
+    return Embedded(
+        path, workers=workers, config=config, runtime=runtime, tcp=tcp, environment=environment, timeout=timeout
+    )
 
 
 def _wait_for_end(process: subprocess.Popen[bytes], closing: threading.Event) -> bool:

@@ -36,8 +36,11 @@ from shmbroker.front.local_session import LocalSession
 from shmbroker.front.login import Logins, make_root
 from shmbroker.front.logs import Log, Logs
 from shmbroker.front.places import DOORBELLS_DIRECTORY, PARTITIONS_DIRECTORY, Places
+from shmbroker.front.polling import Readers
+from shmbroker.front.sending import Sender
 from shmbroker.front.session import Session
 from shmbroker.front.supervisor import Worker, WorkerSettings
+from shmbroker.front.tcp import TcpListener
 from shmbroker.front.watches import Watch, WatchTable
 from shmbroker.limits import MIB, RING_SIZE_MIN, SESSION_COUNT_MAX
 from shmbroker.shm.doorbell import unlink_name
@@ -68,6 +71,11 @@ class Broker:
         self.lanes = LaneTable()
         self.watches = WatchTable(f"{places.runtime}/{DOORBELLS_DIRECTORY}")
         self.groups = GroupMembers(self)
+        self.readers = Readers(places.data, self.logs)
+        self.senders: list[Sender] = []
+        self.tcp: TcpListener | None = None
+        self.turns: dict[tuple[int, int], int] = {}
+        """Of each topic (stream id, topic id): how many sends left the choice of the partition to us."""
         self.sessions: dict[int, Session] = {}
         self.stopping = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="catalog")
@@ -79,6 +87,11 @@ class Broker:
         self.logins: Logins
         self.made_up_password: str | None = None
         """Of the root user, where this start made one: to be said once."""
+
+    @property
+    def tcp_address(self) -> str:
+        """HOST:PORT as bound; empty where there is no TCP."""
+        return "" if self.tcp is None else self.tcp.address
 
     # --- start --------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -105,11 +118,15 @@ class Broker:
             )
             for log_id, place in catalog.logs.items()
         )
+        self.senders = [Sender(self, number) for number in range(self._worker_count)]
         for worker in self.workers:
             worker.start()
         for worker in self.workers:
             await worker.first_ready()
         self._listen()
+        if self._config.tcp.enabled:
+            self.tcp = TcpListener(self, self._config.tcp)
+            await self.tcp.start()
 
     def _refuse_lost_catalog(self) -> None:
         """A new catalog would give log ids anew, and take the data that is there for left-overs."""
@@ -174,10 +191,14 @@ class Broker:
             LOG.error("a client was turned away: there are %d connections", SESSION_COUNT_MAX)
             connection.close()
             return
-        self._session_number += 1
-        session = LocalSession(self, self._session_number, connection)
+        session = LocalSession(self, self.next_session_number(), connection)
         self.sessions[session.number] = session
         self.spawn(session.run())
+
+    def next_session_number(self) -> int:
+        """Of a new connection."""
+        self._session_number += 1
+        return self._session_number
 
     def spawn(self, work: Any) -> None:
         """A task that nobody waits for; it ends with the broker."""
@@ -194,9 +215,12 @@ class Broker:
             self._listener.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.places.socket_path)
+        if self.tcp is not None:
+            self.tcp.stop_listening()
         failures: list[str] = []
         for part in await asyncio.gather(*(worker.stop() for worker in self.workers)):
             failures += part
+        await self._end_sending()
         await self._end_tasks()
         if hasattr(self, "keeper"):
             try:
@@ -214,12 +238,21 @@ class Broker:
         self.stopping = True
         for worker in self.workers:
             await worker.kill()
+        await self._end_sending()
         await self._end_tasks()
         if hasattr(self, "keeper"):
             await self.keeper.close()
         self._executor.shutdown()
         if hasattr(self, "logins"):
             self.logins.close()
+
+    async def _end_sending(self) -> None:
+        """The workers have stopped: whoever still waits is answered, and TCP ends."""
+        for sender in self.senders:
+            sender.close()
+        if self.tcp is not None:
+            await self.tcp.close()
+        self.readers.close()
 
     async def _end_tasks(self) -> None:
         for task in list(self._tasks):
@@ -271,6 +304,7 @@ class Broker:
                 unlink_name(name)
 
     def worker_died(self, worker: int) -> None:
+        self.senders[worker].died()
         count = self.lanes.worker_died(worker)
         if count:
             LOG.warning("%d lanes ended with worker %d", count, worker)
@@ -320,6 +354,8 @@ class Broker:
         """Removes the files of deleted partitions, and then tells the catalog that they are gone."""
         gone = await self._remove_on_workers(log_ids)
         self.logs.forget(gone)
+        for log_id in gone:
+            self.readers.forget(log_id)
         async with self.keeper.lock:
             still = [LogGone(log_id) for log_id in gone if log_id in self.keeper.catalog.buried]
             await self.keeper.commit(still)
@@ -343,6 +379,7 @@ class Broker:
                 answer = await link.control("purge", log_ids=mine[start : start + CHUNK])
                 for log_id, incarnation in answer["incarnations"].items():
                     self.logs.get(int(log_id)).incarnation = incarnation
+                    self.readers.forget(int(log_id))
 
     # --- sessions -----------------------------------------------------------------------------------------------------
     def session_ended(self, session: Session) -> None:

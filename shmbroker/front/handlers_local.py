@@ -38,7 +38,9 @@ async def hello(session: LocalSession, request: local.Hello) -> local.HelloReply
         raise ClientMistake(f"the broker is version {version('shmbroker')}, the client {request.version}: use the same")
     session.greeted = True
     places = broker.places
-    return local.HelloReply(version("shmbroker"), places.data, places.runtime, broker.instance, session.prefix)
+    return local.HelloReply(
+        version("shmbroker"), places.data, places.runtime, broker.instance, session.prefix, broker.tcp_address
+    )
 
 
 async def open_lane(session: LocalSession, request: local.OpenLane) -> WithDescriptors:
@@ -181,6 +183,7 @@ def _broker_figures(broker: Broker) -> dict[str, Any]:
         "streams": len(catalog.streams),
         "topics": sum(len(stream.topics) for stream in catalog.streams.values()),
         "partitions": len(catalog.logs),
+        "tcp": broker.tcp_address,
         "connections": len(broker.sessions),
         "lanes": len(broker.lanes),
         "watches": len(broker.watches),

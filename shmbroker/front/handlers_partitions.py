@@ -21,7 +21,7 @@ from shmbroker.formats.offsets import KEY_CONSUMER, KEY_GROUP, name_key, number_
 from shmbroker.front.groups import GroupPlace, place_of
 from shmbroker.front.handlers_catalog import Handler, delete, now_us
 from shmbroker.front.logs import Log
-from shmbroker.front.worker_link import WorkerLink
+from shmbroker.front.sending import Sender
 from shmbroker.wire import messages, offsets, topics
 from shmbroker.wire.codes import Code
 from shmbroker.wire.primitives import CONSUMER_GROUP, Consumer, Identifier
@@ -57,23 +57,24 @@ async def delete_partitions(session: Session, request: topics.DeletePartitions) 
 
 
 async def delete_segments(session: Session, request: topics.DeleteSegments) -> None:
-    log, link = await _reach(session, request.stream, request.topic, request.partition_id)
+    log, _ = _reach(session, request.stream, request.topic, request.partition_id)
+    link = await session.broker.worker_of(log).running()
     if request.count < 1:
         raise error_from(ErrorCode.INVALID_SEGMENTS_COUNT, "at least one segment, not 0")
     await link.control("segments", log_id=log.log_id, count=request.count)
 
 
 async def flush(session: Session, request: messages.FlushUnsavedBuffer) -> None:
-    log, link = await _reach(session, request.stream, request.topic, request.partition_id)
-    await link.request(REQUEST_FLUSH, FLAG_SYNC if request.fsync else 0, log.log_id, 0, b"")
+    log, sender = _reach(session, request.stream, request.topic, request.partition_id)
+    await sender.request(REQUEST_FLUSH, FLAG_SYNC if request.fsync else 0, log.log_id, 0, b"")
 
 
 async def get_offset(session: Session, request: offsets.GetConsumerOffset) -> offsets.ConsumerOffset | None:
     partition_id = request.partition_id or 0
-    log, link = await _reach(session, request.stream, request.topic, partition_id)
-    key = pack_key(_key(session, request.consumer, request.stream, request.topic))
+    log, sender = _reach(session, request.stream, request.topic, partition_id)
+    key = pack_key(key_of(session, request.consumer, request.stream, request.topic))
     try:
-        stored, end_offset = await link.request(REQUEST_GET_OFFSET, 0, log.log_id, 0, key)
+        stored, end_offset = await sender.request(REQUEST_GET_OFFSET, 0, log.log_id, 0, key)
     except NotFound as error:
         if error.number == ErrorCode.CONSUMER_OFFSET_NOT_FOUND:
             return None
@@ -83,20 +84,20 @@ async def get_offset(session: Session, request: offsets.GetConsumerOffset) -> of
 
 async def store_offset(session: Session, request: offsets.StoreConsumerOffset) -> None:
     partition_id = request.partition_id or 0
-    log, link = await _reach(session, request.stream, request.topic, partition_id)
-    key = pack_key(_key(session, request.consumer, request.stream, request.topic))
+    log, sender = _reach(session, request.stream, request.topic, partition_id)
+    key = pack_key(key_of(session, request.consumer, request.stream, request.topic))
     place = _fence(session, request, partition_id)
-    await link.request(REQUEST_STORE_OFFSET, 0, log.log_id, request.offset, key)
+    await sender.request(REQUEST_STORE_OFFSET, 0, log.log_id, request.offset, key)
     if place is not None:
         session.broker.groups.committed(session, *place, partition_id, request.offset)
 
 
 async def delete_offset(session: Session, request: offsets.DeleteConsumerOffset) -> None:
     partition_id = request.partition_id or 0
-    log, link = await _reach(session, request.stream, request.topic, partition_id)
-    key = pack_key(_key(session, request.consumer, request.stream, request.topic))
+    log, sender = _reach(session, request.stream, request.topic, partition_id)
+    key = pack_key(key_of(session, request.consumer, request.stream, request.topic))
     _fence(session, request, partition_id)
-    await link.request(REQUEST_DELETE_OFFSET, 0, log.log_id, 0, key)
+    await sender.request(REQUEST_DELETE_OFFSET, 0, log.log_id, 0, key)
 
 
 def _fence(
@@ -115,15 +116,17 @@ def _fence(
     return place
 
 
-async def _reach(session: Session, stream: Identifier, topic: Identifier, partition_id: int) -> tuple[Log, WorkerLink]:
-    """The log of a partition, and the link to its worker."""
+def _reach(session: Session, stream: Identifier, topic: Identifier, partition_id: int) -> tuple[Log, Sender]:
+    """The log of a partition, and the way to its worker. All requests about offsets go this one way, so that each
+    sees those before it."""
     broker = session.broker
     partition = broker.keeper.catalog.partition(stream, topic, partition_id)
     log = broker.logs.get(partition.log_id)
-    return log, await broker.worker_of(log).running()
+    return log, broker.senders[log.worker]
 
 
-def _key(session: Session, consumer: Consumer, stream: Identifier, topic: Identifier) -> bytes:
+def key_of(session: Session, consumer: Consumer, stream: Identifier, topic: Identifier) -> bytes:
+    """The key under which a consumer's offset is stored."""
     if consumer.kind == CONSUMER_GROUP:
         if isinstance(consumer.id, str):
             return name_key(KEY_GROUP, consumer.id)

@@ -2,10 +2,11 @@
 
 ::
 
-    python -m shmbroker.front [--data DIR] [--runtime DIR] [--workers N] [--config FILE]
+    python -m shmbroker.front [--data DIR] [--runtime DIR] [--workers N] [--config FILE] [--tcp HOST:PORT]
         [--ready-fd FD] [--parent-fd FD]
 
-``--ready-fd`` gets one line of JSON, {"pid", "socket", "data", "runtime"}, when clients can connect, and is closed.
+``--ready-fd`` gets one line of JSON, {"pid", "socket", "data", "runtime", "tcp"}, once clients can connect; then it is
+closed.
 ``--parent-fd`` is a process descriptor of the parent, or the reading end of a pipe whose writing end is the parent's:
 when that ends, even by SIGKILL, the front stops as for SIGTERM.
 
@@ -42,7 +43,7 @@ LOG: Final = logging.getLogger("shmbroker.front")
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shmbroker.front", description="the broker; `shmbroker serve` is for people")
-    for name in ("data", "runtime", "config"):
+    for name in ("data", "runtime", "config", "tcp"):
         parser.add_argument(f"--{name}")
     for name in ("workers", "ready-fd", "parent-fd"):
         parser.add_argument(f"--{name}", type=int)
@@ -53,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a broker until it is told to stop. The exit status."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     flags = {"broker.data": options.data, "broker.runtime": options.runtime, "broker.workers": options.workers}
+    if options.tcp is not None:
+        flags |= {"tcp.enabled": True, "tcp.address": options.tcp}
     logging.basicConfig(level=logging.INFO, format="shmbroker %(levelname)s: %(message)s", stream=sys.stderr)
     try:
         return serve(load(options.config, flags=flags), options.ready_fd, options.parent_fd)
@@ -131,7 +134,9 @@ def _tell_password(broker: Broker) -> None:
 
 def _tell_ready(broker: Broker, ready_fd: int | None) -> None:
     places = broker.places
-    LOG.info("serving %s on %s", places.data, places.socket_path)
+    LOG.info(
+        "serving %s on %s%s", places.data, places.socket_path, broker.tcp_address and f", tcp {broker.tcp_address}"
+    )
     if ready_fd is None:
         return
     line: dict[str, Any] = {
@@ -139,6 +144,7 @@ def _tell_ready(broker: Broker, ready_fd: int | None) -> None:
         "socket": places.socket_path,
         "data": places.data,
         "runtime": places.runtime,
+        "tcp": broker.tcp_address,
     }
     try:
         os.write(ready_fd, json.dumps(line).encode() + b"\n")

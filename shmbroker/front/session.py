@@ -16,7 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from shmbroker.errors import ErrorCode, ShmbrokerError, Unavailable, text_of
+from shmbroker.front.authorise import authorise
 from shmbroker.front.handlers import HANDLERS
+from shmbroker.front.handlers_messages import QUICK
+from shmbroker.front.login import LoginRefused, malformed
 from shmbroker.front.reply import Answer, Gathered, WithDescriptors
 from shmbroker.wire.codes import Code
 from shmbroker.wire.commands import encode_reply
@@ -33,6 +36,7 @@ TRANSPORT_TCP: Final = 1
 TRANSPORT_HTTP: Final = 3
 BEFORE_LOGIN: Final = frozenset({Code.PING, Code.LOGIN, Code.LOGIN_WITH_TOKEN})
 LOCAL_CODES: Final = frozenset(int(code) for code in LocalCode)
+NO_BODY: Final = memoryview(b"")
 LOG: Final = logging.getLogger("shmbroker.front")
 
 
@@ -41,6 +45,8 @@ class Session:
 
     is_local = False
     """Whether the peer is a process of this machine on the Unix socket."""
+    is_owner = False
+    """Whether the peer is a local process of the broker's own user."""
 
     def __init__(self, broker: Broker, number: int, *, transport: int, address: str) -> None:
         self.broker = broker
@@ -55,14 +61,48 @@ class Session:
         """Given at login; 0 before."""
         self.client_id = 0
         """The peer's random u128, as its last header had it."""
+        self.request_number = 0
+        """Of the request under way."""
+        self.producer = (0, 0)
+        """The client id, and the producer id that its batches carry."""
         self.last_seen_s = time.monotonic()
         self.on_end: list[Callable[[Session], None]] = []
         """Called once each when the connection has ended."""
 
+    def start(self, incoming: Incoming, reply: Callable[[Answer], None]) -> bool:
+        """Answers one request by calling ``reply`` exactly once, maybe before this returns.
+
+        Returns whether the bytes of the request are needed no longer. Does not raise.
+        """
+        quick = QUICK.get(incoming.code)
+        if quick is None:
+            # What is decoded keeps no view of the bytes but that of a batch; only a login is looked at twice.
+            body = memoryview(bytes(incoming.body)) if incoming.code == Code.LOGIN else NO_BODY
+            self.broker.spawn(self._answer_later(incoming._replace(body=body), reply))
+            return True
+        self._note(incoming)
+
+        def done(value: Any) -> None:
+            if isinstance(value, ShmbrokerError):
+                reply(self.refused(incoming, value))
+            else:
+                reply(self.accepted(incoming, value))
+
+        try:
+            self.admit(incoming)
+            return quick(self, incoming.request, done)
+        except ShmbrokerError as error:
+            done(error)
+        except Exception:
+            done(self._failure(incoming))
+        return True
+
+    async def _answer_later(self, incoming: Incoming, reply: Callable[[Answer], None]) -> None:
+        reply(await self.answer(incoming))
+
     async def answer(self, incoming: Incoming) -> Answer:
         """One request, answered exactly once. Does not raise but for being cancelled."""
-        self.client_id = incoming.header.client
-        self.last_seen_s = time.monotonic()
+        self._note(incoming)
         try:
             handler = HANDLERS.get(self.admit(incoming))
             if handler is None:
@@ -71,9 +111,18 @@ class Session:
         except ShmbrokerError as error:
             return self.refused(incoming, error)
         except Exception:
-            LOG.exception("connection %d: request %d failed", self.number, incoming.code)
-            return self.refused(incoming, refusal(ErrorCode.ERROR, "the broker failed to answer: see its log"))
+            return self.refused(incoming, self._failure(incoming))
         return self.accepted(incoming, value)
+
+    def _note(self, incoming: Incoming) -> None:
+        self.client_id = incoming.header.client
+        self.request_number = incoming.header.request_number
+        self.last_seen_s = time.monotonic()
+
+    def _failure(self, incoming: Incoming) -> ShmbrokerError:
+        """A fault of ours, being handled now: the log has it, the peer learns that there was one."""
+        LOG.exception("connection %d: request %d failed", self.number, incoming.code)
+        return refusal(ErrorCode.ERROR, "the broker failed to answer: see its log")
 
     def admit(self, incoming: Incoming) -> int:
         """The code of a request that may be handled. Raises what it is refused with."""
@@ -81,15 +130,25 @@ class Session:
             raise refusal(ErrorCode.INVALID_COMMAND, "there is no such command")
         self.check_peer(incoming.code)
         if isinstance(incoming.request, ErrorCode):
+            if incoming.code == Code.LOGIN:
+                raise malformed(self, incoming.body)
             raise refusal(incoming.request)
         if self.broker.stopping:
             raise Unavailable("the broker is stopping", number=ErrorCode.BROKER_STOPPING)
-        return incoming.request.CODE
+        code = incoming.request.CODE
+        authorise(self, code, incoming.request)
+        return code
 
     def check_peer(self, code: int) -> None:
         """Raises unless the peer has said who it is, or ``code`` is how it says so."""
         if self.user is None and code not in BEFORE_LOGIN:
             raise refusal(ErrorCode.UNAUTHENTICATED)
+
+    def acting_for(self, user: User) -> Session:
+        """A session for one request that this one brings in the name of ``user``. Nobody keeps anything for it."""
+        acting = Session(self.broker, self.number, transport=TRANSPORT_HTTP, address=self.address)
+        acting.user = user
+        return acting
 
     def accepted(self, incoming: Incoming, value: Any) -> Answer:
         """The frame of what a handler returned."""
@@ -102,6 +161,8 @@ class Session:
 
     def refused(self, incoming: Incoming, error: ShmbrokerError) -> Answer:
         """The frame of an error."""
+        if isinstance(error, LoginRefused) and error.eviction is not None:
+            return Answer((error.eviction.encode(),))
         return Answer((self.wire.refusal(incoming, error.number, str(error)),))
 
     def evict(self, reason: EvictionReason) -> None:

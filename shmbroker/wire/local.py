@@ -102,13 +102,15 @@ class Hello(JsonBody):
 @dataclass(frozen=True, slots=True)
 class HelloReply(JsonBody):
     """``data``, ``runtime``: directories. ``instance``: number of this start of the broker. ``prefix``: how the names
-    of semaphores of this connection begin; what is left of them is swept when it closes."""
+    of semaphores of this connection begin; what is left of them is swept when it closes. ``tcp``: HOST:PORT where the
+    binary protocol is served; empty where it is not."""
 
     version: str
     data: str
     runtime: str
     instance: int
     prefix: str
+    tcp: str
 
 
 @dataclass(frozen=True, slots=True)
