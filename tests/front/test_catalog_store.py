@@ -15,10 +15,18 @@ import pytest
 
 from shmbroker.core.catalog import Catalog
 from shmbroker.core.changes import Change, LogGone, PartitionRemoved, StreamPut
-from shmbroker.core.options import create_options, option_values
+from shmbroker.core.options import STANDARD_DEFAULTS, create_options, option_values
+from shmbroker.core.permissions import Permissions, StreamPermissions, TopicPermissions
 from shmbroker.errors import Corrupt, DiskFailed, InvalidConfiguration, NoSpace, Unavailable
 from shmbroker.front import catalog_store
-from shmbroker.front.catalog_store import APPLICATION_ID, FILE_NAME, CatalogStore, options_from_json, options_to_json
+from shmbroker.front.catalog_store import (
+    APPLICATION_ID,
+    FILE_NAME,
+    FORMAT_VERSION,
+    CatalogStore,
+    options_from_json,
+    options_to_json,
+)
 from tests.front.catalog_child import steps
 
 CHILD = str(Path(__file__).with_name("catalog_child.py"))
@@ -78,7 +86,7 @@ def states(seed: int) -> list[tuple[list[Change], set[int]]]:
     return found
 
 
-def run_child(directory: Path, seed: int, kill_at: int) -> tuple[int, dict[str, int]]:
+def run_child(directory: Path, seed: int | str, kill_at: int) -> tuple[int, dict[str, int]]:
     """Its exit status, and the last number it printed for each word."""
     command = [sys.executable, CHILD, str(directory), str(seed), str(kill_at)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=Path.cwd())
@@ -250,10 +258,149 @@ def test_tables_that_contradict_are_refused(tmp_path: Path, sql: str, fault: str
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     CatalogStore.open(str(tmp_path)).close()
     connection = sqlite3.connect(tmp_path / FILE_NAME)
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute("PRAGMA user_version = 3")
     connection.close()
-    with pytest.raises(InvalidConfiguration, match="has format 2, this shmbroker reads 1"):
+    with pytest.raises(InvalidConfiguration, match="has format 3, this shmbroker reads 2"):
         CatalogStore.open(str(tmp_path))
+
+
+# --- an older format --------------------------------------------------------------------------------------------------
+FORMAT_1 = """
+CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE stream (
+    stream_id INTEGER PRIMARY KEY, name TEXT NOT NULL, created_at_us INTEGER NOT NULL
+) STRICT;
+CREATE TABLE topic (
+    stream_id INTEGER NOT NULL REFERENCES stream, topic_id INTEGER NOT NULL, name TEXT NOT NULL,
+    created_at_us INTEGER NOT NULL, options TEXT NOT NULL, next_group_id INTEGER NOT NULL,
+    PRIMARY KEY (stream_id, topic_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE partition (
+    stream_id INTEGER NOT NULL, topic_id INTEGER NOT NULL, partition_id INTEGER NOT NULL,
+    log_id INTEGER NOT NULL UNIQUE, created_at_us INTEGER NOT NULL,
+    PRIMARY KEY (stream_id, topic_id, partition_id), FOREIGN KEY (stream_id, topic_id) REFERENCES topic
+) STRICT, WITHOUT ROWID;
+CREATE TABLE consumer_group (
+    stream_id INTEGER NOT NULL, topic_id INTEGER NOT NULL, group_id INTEGER NOT NULL, name TEXT NOT NULL,
+    PRIMARY KEY (stream_id, topic_id, group_id), FOREIGN KEY (stream_id, topic_id) REFERENCES topic
+) STRICT, WITHOUT ROWID;
+CREATE TABLE buried (log_id INTEGER PRIMARY KEY) STRICT;
+INSERT INTO counter VALUES ('next_log_id', 9);
+INSERT INTO stream VALUES (0, 'market', 1);
+INSERT INTO topic VALUES (0, 0, 'trades', 2, '{options}', 1);
+INSERT INTO partition VALUES (0, 0, 0, 7, 2);
+INSERT INTO consumer_group VALUES (0, 0, 0, 'billing');
+INSERT INTO buried VALUES (8);
+PRAGMA application_id = {application};
+PRAGMA user_version = 1;
+"""
+
+
+def write_format_1(directory: Path) -> None:
+    """A catalog as the first format had it, frozen here."""
+    options = options_to_json(create_options(option_values({"durability": "persisted"}), STANDARD_DEFAULTS, 1))
+    connection = sqlite3.connect(directory / FILE_NAME)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(FORMAT_1.replace("{options}", options).replace("{application}", str(APPLICATION_ID)))
+    connection.close()
+
+
+def user_version(directory: Path) -> int:
+    connection = sqlite3.connect(directory / FILE_NAME)
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.close()
+    return int(found)
+
+
+def is_what_format_1_had(catalog: Catalog) -> bool:
+    topic = catalog.topic("market", "trades")
+    kept = ([each.log_id for each in topic.partitions], list(topic.group_ids), topic.next_group_id, catalog.buried)
+    return kept == ([7], ["billing"], 1, {8}) and len(catalog.users) == 0
+
+
+def test_an_older_format_is_brought_up(tmp_path: Path) -> None:
+    write_format_1(tmp_path)
+    store = CatalogStore.open(str(tmp_path))
+    catalog = store.load()
+    assert is_what_format_1_had(catalog)
+    assert store.next_log_id == 9
+    decide_and_apply(store, catalog, [*catalog.users.put_root(None, "a hash", 3)])
+    decide_and_apply(store, catalog, [*catalog.users.create_token(catalog.users.get(0), "token", b"digest", 0, 4)])
+    store.close()
+    assert user_version(tmp_path) == FORMAT_VERSION
+    again, _ = reloaded(tmp_path)
+    assert state_of(again) == state_of(catalog)
+
+
+def test_a_kill_while_it_is_brought_up_leaves_the_one_or_the_other(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    write_format_1(tmp_path / "whole")
+    status, printed = run_child(tmp_path / "whole", "open", 0)
+    assert status == 0
+    versions = set()
+    for kill_at in range(1, printed["statements"] + 1):
+        directory = tmp_path / make(tmp_path, f"killed at {kill_at}")
+        write_format_1(directory)
+        status, _ = run_child(directory, "open", kill_at)
+        assert status == -signal.SIGKILL
+        versions.add(user_version(directory))
+        assert is_what_format_1_had(reloaded(directory)[0])
+    assert versions == {1}, "the last statement is the COMMIT, which a kill comes before"
+    assert user_version(tmp_path / "whole") == FORMAT_VERSION
+
+
+def test_tables_of_users_that_are_missing_are_refused(tmp_path: Path) -> None:
+    CatalogStore.open(str(tmp_path)).close()
+    connection = sqlite3.connect(tmp_path / FILE_NAME)
+    connection.execute("DROP TABLE token")
+    connection.close()
+    with pytest.raises(Corrupt, match="tables are missing: token"):
+        CatalogStore.open(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "UPDATE account SET permissions = '[\"01\", []]'",
+        "UPDATE account SET permissions = '7'",
+        "UPDATE account SET permissions = '[\"0000000002\", []]'",
+        "UPDATE account SET user_id = 1, name = 'two' WHERE user_id = 0",
+    ],
+)
+def test_users_that_make_no_sense_are_refused(tmp_path: Path, fault: str) -> None:
+    store = CatalogStore.open(str(tmp_path))
+    catalog = store.load()
+    decide_and_apply(store, catalog, [*catalog.users.put_root(None, "a hash", 3)])
+    decide_and_apply(store, catalog, [*catalog.users.create_token(catalog.users.get(0), "token", b"digest", 0, 4)])
+    store.close()
+    connection = sqlite3.connect(tmp_path / FILE_NAME)
+    connection.executescript(fault)
+    connection.close()
+    with pytest.raises(Corrupt, match="contradict each other"):
+        reloaded(tmp_path)
+
+
+def test_users_come_back_as_they_were(tmp_path: Path, store: CatalogStore) -> None:
+    catalog = store.load()
+    users = catalog.users
+    topics = (TopicPermissions(4, (True, False, False, True)), TopicPermissions(5, (False,) * 4))
+    permissions = Permissions(
+        tuple(index % 3 == 0 for index in range(10)), (StreamPermissions(2, (True, False) * 3, topics),)
+    )
+    decide_and_apply(store, catalog, [*users.put_root("admin", "a hash", 3)])
+    decide_and_apply(store, catalog, [*users.create("älice", "another", False, permissions, 4)])
+    decide_and_apply(store, catalog, [*users.create("robert", "third", True, None, 4)])
+    decide_and_apply(store, catalog, [*users.create_token(users.get("robert"), "token", b"digest", 7, 5)])
+    decide_and_apply(store, catalog, [*users.update("robert", "rob", None)])
+    again, _ = reloaded(tmp_path)
+    assert state_of(again) == state_of(catalog)
+    assert again.users.get("älice").permissions == permissions
+    assert [user.password_hash for user in again.users] == ["a hash", "another", "third"]
+    found = again.users.find_token(b"digest")
+    assert found is not None
+    assert (found[0].name, found[1].expires_at_us) == ("rob", 12)
+    decide_and_apply(store, catalog, [*users.delete("rob")])
+    assert state_of(reloaded(tmp_path)[0]) == state_of(catalog)
 
 
 def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
