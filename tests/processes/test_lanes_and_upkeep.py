@@ -291,7 +291,7 @@ def test_first_request_must_be_a_greeting(start: Start) -> None:
         assert status_of(streams.GetStreams()) == ErrorCode.UNAUTHENTICATED
         assert status_of(local.Hello(version("shmbroker"), 1)) == 0
         assert status_of(streams.GetStreams()) == 0
-        assert status_of(groups.JoinGroup("s", "t", "g")) == ErrorCode.FEATURE_UNAVAILABLE
+        assert status_of(groups.JoinGroup("s", "t", "g")) == ErrorCode.STREAM_NOT_FOUND
         raw.sendall(bytes(300))
         assert raw.recv(1) == b"", "what is no frame ends the connection"
     assert broker.stop() == 0
