@@ -4,7 +4,8 @@
 
     import shmbroker
 
-    with shmbroker.connect("shm:///path/of/data") as client: ...     # a broker that runs already
+    with shmbroker.connect("shm:///path/of/data") as client: ...     # a broker that runs already, on this host
+    with shmbroker.connect("iggy://user:secret@host:8090") as client: ...    # any broker, over TCP
     with shmbroker.embedded("/path/of/data") as broker: ...          # one of one's own, ended with the block
 
 The names in ``__all__`` are the interface; :mod:`shmbroker.errors` has the exceptions. They are imported when they are
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shmbroker.client.producer import Producer
     from shmbroker.client.ticket import Confirmation, StillInFlight, Ticket
     from shmbroker.core.options import Durability
+    from shmbroker.core.permissions import Permissions
 
 __all__ = [
     "AsyncClient",
@@ -38,6 +40,7 @@ __all__ = [
     "Consumer",
     "Durability",
     "Message",
+    "Permissions",
     "Producer",
     "StillInFlight",
     "Ticket",
@@ -57,6 +60,7 @@ _HOMES = {
     "Consumer": "client.consumer",
     "Durability": "core.options",
     "Message": "client.batch",
+    "Permissions": "core.permissions",
     "Producer": "client.producer",
     "StillInFlight": "client.ticket",
     "Ticket": "client.ticket",

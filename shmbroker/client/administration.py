@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from shmbroker.client.access import AccessAdministration
+from shmbroker.client.broker_facts import BrokerFacts
 from shmbroker.client.descriptions import Durability, StreamDescription, TopicDescription
 from shmbroker.client.exchange import Exchange, deadline_of
 from shmbroker.client.groups import GroupAdministration
@@ -19,7 +21,7 @@ from shmbroker.client.offsets import consumer_key
 from shmbroker.client.transport import Transport
 from shmbroker.core.options import OptionValue, option_values
 from shmbroker.errors import ErrorCode, error_from
-from shmbroker.wire import groups, messages, streams, system, topics
+from shmbroker.wire import groups, messages, streams, topics
 from shmbroker.wire.bodies import Request
 from shmbroker.wire.primitives import Identifier
 
@@ -28,7 +30,7 @@ Seconds = float | None
 Size = int | str
 
 
-class Administration(GroupAdministration):
+class Administration(AccessAdministration, BrokerFacts, GroupAdministration):
     """The part of a client that needs nothing but its connection (and, for offsets, its transport)."""
 
     _connection: Exchange
@@ -264,12 +266,6 @@ class Administration(GroupAdministration):
     def stats(self, *, timeout: Seconds = TIMEOUT_S) -> dict[str, Any]:
         """Figures: ``{"broker": {...}, "workers": [{...}], "partitions": [{...}]}``; over TCP only of the broker."""
         return self._transport.stats(deadline_of(timeout))
-
-    def ping(self, *, timeout: Seconds = TIMEOUT_S) -> float:
-        """Seconds until the broker's front answered."""
-        started = time.monotonic()
-        self._request(system.Ping(), timeout)
-        return time.monotonic() - started
 
 
 def _options(

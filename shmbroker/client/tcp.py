@@ -15,13 +15,14 @@ from typing import Final
 
 from shmbroker.client.address import TcpAddress
 from shmbroker.client.exchange import Exchange, deadline_of
-from shmbroker.errors import ClientMistake, ErrorCode, Unavailable
+from shmbroker.errors import ClientMistake, ErrorCode, NotAccepted, Unavailable
 from shmbroker.shm.doorbell import Doorbell
 from shmbroker.wire.connection import ClientConnection
 from shmbroker.wire.frame import PROTOCOL_VERSION
 from shmbroker.wire.users import Login, LoginReply, LoginWithToken
 
 SDK_NAME: Final = "shmbroker"
+LOGIN_RETRY_S: Final = 0.05
 POLL_INTERVAL_S_MIN: Final = 0.001
 POLL_INTERVAL_S_MAX: Final = 0.05
 
@@ -53,7 +54,14 @@ class TcpConnection(Exchange):
             request = LoginWithToken(PROTOCOL_VERSION, SDK_NAME, version, address.token)
         else:
             request = Login(PROTOCOL_VERSION, SDK_NAME, version, address.username or "", address.password or "")
-        reply = self.request(request, deadline)
+        while True:
+            try:
+                reply = self.request(request, deadline)
+                break
+            except NotAccepted:  # too many attempts at once: safe to repeat
+                if time.monotonic() + LOGIN_RETRY_S >= deadline:
+                    raise
+                time.sleep(LOGIN_RETRY_S)
         if not isinstance(reply, LoginReply) or not reply.session:
             raise Unavailable(f"{self.name}: the broker's answer to the login makes no sense")
         self._codec.session = reply.session

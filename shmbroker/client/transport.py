@@ -126,20 +126,12 @@ class LocalTransport:
 
     def __init__(self, data: str, *, version: str, timeout: float, is_attentive: bool) -> None:
         """Raises Unavailable where no broker answers for the directory ``data``."""
-        self._version = version
         self.connection = Connection(data, version=version, timeout=timeout)
         self._ports = Ports(self.connection, self.connection, is_attentive=is_attentive)
 
     def open_route(self, stream: Identifier, topic: Identifier, partition: int, deadline: float) -> tuple[Port, int]:
         grant = self._open_partition(stream, topic, partition, ["append"], deadline)
         return self._ports.port(grant.worker), grant.log_id
-
-    def open_session(self, deadline: float) -> Connection:
-        """Another connection, for who must be told apart from this client."""
-        if self.connection.refusal is not None:
-            raise self.connection.refusal
-        timeout = max(0.0, deadline - time.monotonic())
-        return Connection(self.connection.data, version=self._version, timeout=timeout)
 
     def open_reading(self, deadline: float) -> LocalReading:
         del deadline

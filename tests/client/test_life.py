@@ -32,8 +32,6 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_addresses(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"TCP comes with the next release.*shm:///"):
-        shmbroker.connect("iggy://user:secret@host:8090")
     for wrong in ("http://host", "shm://relative", "shm:", "/path", ""):
         with pytest.raises(ClientMistake, match="shm://"):
             shmbroker.connect(wrong)
