@@ -1,0 +1,1 @@
+"""The published Iggy client, unmodified, against a real broker."""
