@@ -20,7 +20,15 @@ from typing import Any, Final, NamedTuple
 
 from shmbroker.errors import InvalidConfiguration
 from shmbroker.formats.quantities import US_PER_S, parse_duration_us, parse_size
-from shmbroker.limits import HTTP_BODY_SIZE_LIMIT, KIB, MIB, U32_MAX, U64_MAX, WORKER_COUNT_MAX
+from shmbroker.limits import (
+    HEARTBEAT_INTERVAL_S_MIN,
+    HTTP_BODY_SIZE_LIMIT,
+    KIB,
+    MIB,
+    U32_MAX,
+    U64_MAX,
+    WORKER_COUNT_MAX,
+)
 
 VARIABLE_PREFIX: Final = "SHMBROKER_"
 FOREIGN_PREFIX: Final = "IGGY_"
@@ -105,6 +113,13 @@ class HttpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HeartbeatConfig:
+    """Every client says something in each ``interval_us``; members of groups that are silent for 1.2 of it are out."""
+
+    interval_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class LocalConfig:
     """``any_user``: local clients of other users are let in too; else only those of the broker's own."""
 
@@ -121,6 +136,7 @@ class Config:
     topic: TopicConfig
     tcp: TcpConfig
     http: HttpConfig
+    heartbeat: HeartbeatConfig
     local: LocalConfig
 
 
@@ -177,6 +193,13 @@ def _interval_us(value: object) -> int:
     if not US_PER_S <= duration_us <= U32_MAX * US_PER_S:
         raise ValueError(f"1 to {U32_MAX} seconds")
     return duration_us
+
+
+def _heartbeat_us(value: object) -> int:
+    interval_us = _interval_us(value)
+    if interval_us < HEARTBEAT_INTERVAL_S_MIN * US_PER_S:
+        raise ValueError(f"at least {HEARTBEAT_INTERVAL_S_MIN} seconds")
+    return interval_us
 
 
 def _expiry_us(value: object) -> int:
@@ -236,6 +259,7 @@ _SETTINGS: Final[dict[tuple[str, str], _Setting]] = {
     ("http", "body_size_max"): _Setting(_body_size, "2 MB"),
     ("http", "time_limit"): _Setting(_interval_us, "10s"),
     ("http", "token_expiry"): _Setting(_interval_us, "1h"),
+    ("heartbeat", "interval"): _Setting(_heartbeat_us, "30s"),
     ("local", "any_user"): _Setting(_flag, False),
 }
 _SECTIONS: Final = frozenset(section for section, _ in _SETTINGS)
@@ -283,6 +307,7 @@ def _build(parsed: Mapping[tuple[str, str], Any]) -> Config:
         topic=TopicConfig(parsed["topic", "message_expiry"], parsed["topic", "max_topic_size"]),
         tcp=_build_tcp(parsed),
         http=_build_http(parsed),
+        heartbeat=HeartbeatConfig(parsed["heartbeat", "interval"]),
         local=LocalConfig(parsed["local", "any_user"]),
     )
 

@@ -94,6 +94,11 @@ FRAME_SIZE_MAX: Final = 64 * MIB
 CONTROL_FRAME_SIZE_MAX: Final = 4 * MIB
 SESSION_COUNT_MAX: Final = 16_384
 WORKER_COUNT_MAX: Final = 64
+HEARTBEAT_INTERVAL_S_MIN: Final = 10
+GROUP_LEASE_S: Final = 10.0
+"""How long a member that reads files by itself goes by one answer of the broker about what is its."""
+GROUP_REVOCATION_S_MAX: Final = 30
+"""How long a partition stays with a member that has not committed what it was handed out."""
 
 # --- the HTTP gateway -----------------------------------------------------------------------------------------------
 HTTP_BODY_SIZE_LIMIT: Final = 256 * MIB
@@ -108,6 +113,7 @@ HTTP_POLL_SIZE_MAX: Final = 16 * MIB
 """Bytes of records in the answer of one poll; the rest comes with the next one."""
 
 assert BATCH_SIZE_MAX < FRAME_SIZE_MAX
+assert GROUP_LEASE_S < min(1.2 * HEARTBEAT_INTERVAL_S_MIN, GROUP_REVOCATION_S_MAX)
 assert MESSAGE_PAYLOAD_SIZE_MAX < BATCH_SIZE_MAX
 assert RING_SIZE_LARGE_RECORD >= BATCH_SIZE_MAX + 2 * PAGE_SIZE
 assert LANE_SIZE_MAX >= 2 * (BATCH_SIZE_MAX + PAGE_SIZE)

@@ -52,6 +52,7 @@ def test_the_defaults() -> None:
             "time_limit_us": 10_000_000,
             "token_expiry_us": 3_600_000_000,
         },
+        "heartbeat": {"interval_us": MINUTE_US // 2},
         "local": {"any_user": False},
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -83,6 +84,8 @@ origins = ["https://a.example", "http://b.example:8000"]
 body_size_max = "64 KiB"
 time_limit = 5
 token_expiry = "1 day"
+[heartbeat]
+interval = "12 s"
 [local]
 any_user = true
 """
@@ -106,6 +109,7 @@ def test_a_file_sets_everything(tmp_path: Path) -> None:
             "time_limit_us": 5_000_000,
             "token_expiry_us": 24 * 60 * MINUTE_US,
         },
+        "heartbeat": {"interval_us": 12_000_000},
         "local": {"any_user": True},
     }
 
@@ -247,6 +251,7 @@ BAD: dict[str, list[object]] = {
     "http.body_size_max": [0, "63 KiB", "257 MiB", "big", True],
     "http.time_limit": [0, "soon", True],
     "http.token_expiry": [0, "soon", True],
+    "heartbeat.interval": [0, "9s", "soon", True],
     "local.any_user": ["maybe"],
 }
 

@@ -4,8 +4,8 @@ Owned by a GroupConsumer. The thread asks each second which partitions are this 
 The consumer's thread compares ``assignment`` with what it reads, whenever it is about to read.
 
 An assignment is a lease. The broker gives a partition to somebody else no sooner than 30 s after it has begun to say
-that it is not this member's any more, or after 36 s of silence; so whoever reads only within LEASE_S of the last answer
-never reads beside the next owner, even if his process was stopped for an hour in between.
+that it is not this member's any more, or after 36 s of silence (never less than 12); so whoever reads only within
+GROUP_LEASE_S of the last answer never reads beside the next owner, even if his process was stopped in between.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final
 
 from shmbroker.client.exchange import Exchange
 from shmbroker.errors import NotFound, OutcomeUnknown, ShmbrokerError, WaitTimeout
+from shmbroker.limits import GROUP_LEASE_S
 from shmbroker.wire import groups
 from shmbroker.wire.primitives import Identifier
 
 SYNC_INTERVAL_S: Final = 1.0
-LEASE_S: Final = 10.0
 NOBODY: Final = groups.Assignment(0, ())
 
 
@@ -36,7 +36,7 @@ class Membership:
         self.assignment: groups.Assignment | None = NOBODY
         """The last answer, replaced as a whole; None where the broker does not know this member any more."""
         self._request = session.request
-        self._asked_at = -LEASE_S
+        self._asked_at = -GROUP_LEASE_S
         self._lock = threading.Lock()
         """Held while asking: answers come in the order in which they replace each other."""
         self._stopped = threading.Event()
@@ -66,7 +66,7 @@ class Membership:
 
     def renew(self, deadline: float) -> None:
         """Asks again where the last answer is too old to read by."""
-        if time.monotonic() - self._asked_at > LEASE_S:
+        if time.monotonic() - self._asked_at > GROUP_LEASE_S:
             self.sync(deadline)
 
     def wait_for_change(self, known: groups.Assignment | None, timeout_s: float) -> None:
@@ -77,7 +77,7 @@ class Membership:
     def _keep(self) -> None:
         while not self._stopped.wait(SYNC_INTERVAL_S):
             try:
-                self.sync(time.monotonic() + LEASE_S)
+                self.sync(time.monotonic() + GROUP_LEASE_S)
             except (WaitTimeout, OutcomeUnknown):
                 continue  # the connection is busy: the lease says how long that is fine
             except NotFound:

@@ -22,9 +22,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from shmbroker.limits import U64_MAX
+from shmbroker.limits import GROUP_REVOCATION_S_MAX, U64_MAX
 
-REVOCATION_LIMIT_US: Final = 30_000_000
+REVOCATION_LIMIT_US: Final = GROUP_REVOCATION_S_MAX * 1_000_000
 HELD: Final = U64_MAX
 """In place of an offset: no commit reaches it."""
 NOTHING: Final = -1

@@ -70,7 +70,7 @@ class Broker:
         self.logs = Logs(places.runtime, worker_count, retention=config.retention.enabled)
         self.lanes = LaneTable()
         self.watches = WatchTable(f"{places.runtime}/{DOORBELLS_DIRECTORY}")
-        self.groups = GroupMembers(self)
+        self.groups = GroupMembers(self, config.heartbeat.interval_us)
         self.readers = Readers(places.data, self.logs)
         self.senders: list[Sender] = []
         self.tcp: TcpListener | None = None

@@ -1,7 +1,7 @@
 """Who is a member of which consumer group, in this run of the broker: sessions, and what core.groups decides of them.
 
-Owned by the front's loop. A membership ends with its session, with a logout, with its group, or with silence: one
-that sent nothing for 36 s is out of its groups. A peer on TCP is told so by an eviction (13) and its connection is
+Owned by the front's loop. A membership ends with its session, with a logout, with its group, or with silence: a member
+that sent nothing for 36 s (by default) is out. A peer on TCP is told so by an eviction (13) and its connection is
 closed; a local process may only have been stopped for a while: it keeps its lanes, and finds out at its next request.
 
 Two fences keep a partition with its owner. ``may_poll`` stands before a poll of a group, ``may_store`` before an offset
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from shmbroker.front.broker import Broker
     from shmbroker.front.session import Session
 
-SILENCE_LIMIT_S: Final = 36.0
-"""1.2 times the 30 s in which every client says something; the clients known do so every 5 s."""
+SILENT_INTERVALS: Final = 1.2
+"""After so many intervals of the heartbeat a member is out; the clients that are known say something every 5 s."""
 LOOK_INTERVAL_S: Final = 0.5
 LOG: Final = logging.getLogger("shmbroker.front")
 
@@ -47,8 +47,9 @@ class GroupPlace(NamedTuple):
 class GroupMembers:
     """All memberships. A member's number on the wire is its session's."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, heartbeat_us: int) -> None:
         self._broker = broker
+        self._silence_limit_s = SILENT_INTERVALS * heartbeat_us / 1e6
         self._groups: dict[GroupPlace, Membership] = {}
         self._sessions: dict[int, Session] = {}
         self._places: dict[int, dict[GroupPlace, int]] = {}
@@ -200,7 +201,7 @@ class GroupMembers:
     def look(self, now_s: float) -> None:
         """What time alone brings about."""
         for session in list(self._sessions.values()):
-            if now_s - session.last_seen_s > SILENCE_LIMIT_S:
+            if now_s - session.last_seen_s > self._silence_limit_s:
                 LOG.warning("connection %d was silent for too long: it leaves its groups", session.number)
                 self.end(session)
                 session.evict(EvictionReason.STALE_CLIENT)

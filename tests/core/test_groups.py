@@ -1,4 +1,4 @@
-"""A consumer group: single ownership, fair shares, and rebalancing that takes nothing away from who is in the middle."""
+"""A consumer group: one owner each, fair shares, and rebalancing that takes nothing from who is in the middle of it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def members(data: Path) -> Iterator[Members]:
 
 @contextmanager
 def producing(client: Client) -> Iterator[list[int]]:
-    """Sends small batches to all partitions in turn until the end of the block; then says how many messages each has."""
+    """Sends small batches to all partitions in turn until the end of the block; yields how many messages each has."""
     sent = [0] * PARTITIONS
     stop = threading.Event()
 
