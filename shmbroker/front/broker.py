@@ -33,10 +33,12 @@ from shmbroker.front.catalog_store import CatalogStore
 from shmbroker.front.groups import GroupMembers
 from shmbroker.front.lanes import LaneTable
 from shmbroker.front.local_session import LocalSession
+from shmbroker.front.log_memory import LogMemory
 from shmbroker.front.login import Logins, make_root
 from shmbroker.front.logs import Log, Logs
 from shmbroker.front.places import DOORBELLS_DIRECTORY, PARTITIONS_DIRECTORY, Places
 from shmbroker.front.polling import Readers
+from shmbroker.front.process_figures import ProcessorUse
 from shmbroker.front.sending import Sender
 from shmbroker.front.session import Session
 from shmbroker.front.supervisor import Worker, WorkerSettings
@@ -87,6 +89,17 @@ class Broker:
         self.logins: Logins
         self.made_up_password: str | None = None
         """Of the root user, where this start made one: to be said once."""
+        self.log_memory = LogMemory()
+        self.processor_use = ProcessorUse()
+
+    @property
+    def config(self) -> Config:
+        """The settings of this run."""
+        return self._config
+
+    def process_ids(self) -> list[int]:
+        """The front's, then those of the workers that run."""
+        return [os.getpid(), *(worker.run.process.pid for worker in self.workers if worker.run is not None)]
 
     @property
     def tcp_address(self) -> str:
@@ -96,6 +109,7 @@ class Broker:
     # --- start --------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
         """Until clients can connect. Raises what keeps the broker from serving."""
+        logging.getLogger("shmbroker").addHandler(self.log_memory)
         loop = asyncio.get_running_loop()
         self._refuse_lost_catalog()
         store = await loop.run_in_executor(self._executor, CatalogStore.open, self.places.data)
@@ -231,6 +245,7 @@ class Broker:
         self._executor.shutdown()
         if hasattr(self, "logins"):
             self.logins.close()
+        logging.getLogger("shmbroker").removeHandler(self.log_memory)
         return failures
 
     async def abandon(self) -> None:
@@ -245,6 +260,7 @@ class Broker:
         self._executor.shutdown()
         if hasattr(self, "logins"):
             self.logins.close()
+        logging.getLogger("shmbroker").removeHandler(self.log_memory)
 
     async def _end_sending(self) -> None:
         """The workers have stopped: whoever still waits is answered, and TCP ends."""

@@ -1,24 +1,23 @@
-"""Commands about the server itself: ping, figures, the one-node cluster, the options that there are, connections."""
+"""Commands about the server itself: ping, figures, the one-node cluster, the options that there are."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-import threading
 import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from shmbroker.core import options
 from shmbroker.front.handlers_catalog import Handler
+from shmbroker.front.process_figures import PAGE_SIZE_OF_MACHINE, figures_of
+from shmbroker.front.snapshot import get_snapshot
 from shmbroker.wire import system
 from shmbroker.wire.codes import Code
 
 if TYPE_CHECKING:
     from shmbroker.front.session import Session
-
-PAGE_SIZE_OF_MACHINE = os.sysconf("SC_PAGE_SIZE")
 
 
 async def ping(session: Session, request: system.Ping) -> None:
@@ -32,15 +31,19 @@ async def get_stats(session: Session, request: system.GetStats) -> system.StatsB
     disk = shutil.disk_usage(broker.places.data)
     major, minor, patch = (int(part) for part in version("shmbroker").split(".")[:3])
     topics = [topic for stream in catalog.streams.values() for topic in stream.topics.values()]
-    with open("/proc/self/statm", encoding="ascii") as file:
-        resident = int(file.read().split()[1]) * PAGE_SIZE_OF_MACHINE
+    processes = [found for pid in broker.process_ids() if (found := figures_of(pid)) is not None]
+    own_share, machine_share = broker.processor_use.since_last(sum(each.processor_s for each in processes))
     return system.StatsBody(
         process_id=os.getpid(),
-        memory_usage=resident,
+        cpu_usage=own_share,
+        total_cpu_usage=machine_share,
+        memory_usage=sum(each.resident_size for each in processes),
         total_memory=os.sysconf("SC_PHYS_PAGES") * PAGE_SIZE_OF_MACHINE,
         available_memory=os.sysconf("SC_AVPHYS_PAGES") * PAGE_SIZE_OF_MACHINE,
         run_time_us=time.time_ns() // 1000 - broker.started_us,
         start_time_us=broker.started_us,
+        read_bytes=sum(each.read_size for each in processes),
+        written_bytes=sum(each.written_size for each in processes),
         messages_size=sum(each.size for each in figures),
         streams_count=len(catalog.streams),
         topics_count=len(topics),
@@ -55,14 +58,24 @@ async def get_stats(session: Session, request: system.GetStats) -> system.StatsB
         kernel_version=platform.release(),
         server_version=version("shmbroker"),
         server_semver=major * 1_000_000 + minor * 1_000 + patch,
-        threads_count=threading.active_count(),
+        threads_count=sum(each.threads_count for each in processes),
         free_disk_space=disk.free,
         total_disk_space=disk.total,
     )
 
 
 async def get_cluster_metadata(session: Session, request: system.GetClusterMetadata) -> system.ClusterMetadata:
-    return system.ClusterMetadata("single-node", (system.ClusterNode("shmbroker", "127.0.0.1", 0),))
+    """One node, ourselves. A client that is told of one goes nowhere else, whatever address it says."""
+    broker = session.broker
+    host, _, port = broker.tcp_address.rpartition(":")
+    http = broker.config.http
+    node = system.ClusterNode(
+        platform.node() or "shmbroker",
+        host.strip("[]") or "127.0.0.1",
+        int(port or 0),
+        http_port=http.port if http.enabled else 0,
+    )
+    return system.ClusterMetadata("single-node", (node,))
 
 
 async def describe_options(session: Session, request: system.DescribeOptions) -> system.OptionsCatalogue:
@@ -73,6 +86,7 @@ async def describe_options(session: Session, request: system.DescribeOptions) ->
 HANDLERS: dict[int, Handler] = {
     Code.PING: ping,
     Code.GET_STATS: get_stats,
+    Code.GET_SNAPSHOT: get_snapshot,
     Code.GET_CLUSTER_METADATA: get_cluster_metadata,
     Code.DESCRIBE_OPTIONS: describe_options,
 }
