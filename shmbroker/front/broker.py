@@ -30,6 +30,7 @@ from shmbroker.formats.segment import LOG_SUFFIX
 from shmbroker.front.catalog_keeper import CatalogKeeper
 from shmbroker.front.catalog_store import FILE_NAME as CATALOG_NAME
 from shmbroker.front.catalog_store import CatalogStore
+from shmbroker.front.gateway import GatewayProcess
 from shmbroker.front.groups import GroupMembers
 from shmbroker.front.lanes import LaneTable
 from shmbroker.front.local_session import LocalSession
@@ -76,6 +77,7 @@ class Broker:
         self.readers = Readers(places.data, self.logs)
         self.senders: list[Sender] = []
         self.tcp: TcpListener | None = None
+        self.gateway: GatewayProcess | None = None
         self.turns: dict[tuple[int, int], int] = {}
         """Of each topic (stream id, topic id): how many sends left the choice of the partition to us."""
         self.sessions: dict[int, Session] = {}
@@ -105,6 +107,11 @@ class Broker:
     def tcp_address(self) -> str:
         """HOST:PORT as bound; empty where there is no TCP."""
         return "" if self.tcp is None else self.tcp.address
+
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT as bound; empty where there is no HTTP."""
+        return "" if self.gateway is None else self.gateway.address
 
     # --- start --------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -141,6 +148,9 @@ class Broker:
         if self._config.tcp.enabled:
             self.tcp = TcpListener(self, self._config.tcp)
             await self.tcp.start()
+        if self._config.http.enabled:
+            self.gateway = GatewayProcess(self.places.data, self._config.http)
+            await self.gateway.start()
 
     def _refuse_lost_catalog(self) -> None:
         """A new catalog would give log ids anew, and take the data that is there for left-overs."""
@@ -223,6 +233,8 @@ class Broker:
     # --- stop ---------------------------------------------------------------------------------------------------------
     async def stop(self) -> list[str]:
         """Drains and ends everything: what of the final flush failed."""
+        if self.gateway is not None:
+            await self.gateway.stop()  # first: what is under way there needs the rest of us
         self.stopping = True
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
@@ -251,6 +263,8 @@ class Broker:
     async def abandon(self) -> None:
         """After a start that failed."""
         self.stopping = True
+        if self.gateway is not None:
+            await self.gateway.stop()
         for worker in self.workers:
             await worker.kill()
         await self._end_sending()

@@ -91,10 +91,11 @@ async def open_partition(session: LocalSession, request: local.OpenPartition) ->
     log = broker.logs.get(partition.log_id)
     worker = broker.worker_of(log)
     link = await worker.running()
-    session.rights[log.log_id] = session.rights.get(log.log_id, 0) | sum(RIGHTS[right] for right in request.rights)
-    if session.introduced.get(worker.number) == worker.generation:
-        grant = [log.log_id, session.rights[log.log_id]]
-        await link.control("grant", session=session.number, grants=[grant])
+    before = session.rights.get(log.log_id, 0)
+    rights = before | sum(RIGHTS[right] for right in request.rights)
+    if rights != before and session.introduced.get(worker.number) == worker.generation:
+        await link.control("grant", session=session.number, grants=[[log.log_id, rights]])
+    session.rights[log.log_id] = rights
     state, reason = _state_of(broker, log)
     return local.OpenPartitionReply(
         log_id=log.log_id,
@@ -159,6 +160,36 @@ async def stats(session: LocalSession, request: local.Stats) -> local.StatsReply
     return local.StatsReply(_broker_figures(broker), list(answers), partitions)
 
 
+async def logs(session: LocalSession, request: local.Logs) -> local.LogsReply:
+    broker = session.broker
+    catalog = broker.keeper.catalog
+    entries: list[dict[str, Any]] = []
+    for log_id, place in catalog.logs.items():
+        log = broker.logs.get(log_id)
+        state, reason = _state_of(broker, log)
+        entries.append(
+            {
+                "log_id": log_id,
+                "stream": place.stream.name,
+                "topic": place.topic.name,
+                "partition": place.partition.partition_id,
+                "worker": log.worker,
+                "state": state.name.lower(),
+                "reason": reason,
+                "control": broker.logs.control_path(log),
+            }
+        )
+    figures = {
+        "streams": len(catalog.streams),
+        "topics": sum(len(stream.topics) for stream in catalog.streams.values()),
+        "partitions": len(catalog.logs),
+        "users": len(list(catalog.users)),
+        "clients": len(broker.sessions),
+        "workers": sum(worker.is_ready for worker in broker.workers),
+    }
+    return local.LogsReply(figures, entries)
+
+
 async def _worker_stats(worker: Worker) -> dict[str, Any]:
     figures: dict[str, Any] = {"worker": worker.number, "generation": worker.generation, "restarts": worker.restarts}
     try:
@@ -184,6 +215,7 @@ def _broker_figures(broker: Broker) -> dict[str, Any]:
         "topics": sum(len(stream.topics) for stream in catalog.streams.values()),
         "partitions": len(catalog.logs),
         "tcp": broker.tcp_address,
+        "http": broker.http_address,
         "connections": len(broker.sessions),
         "lanes": len(broker.lanes),
         "watches": len(broker.watches),
@@ -218,4 +250,5 @@ HANDLERS: dict[int, Handler] = {
     LocalCode.WATCH: watch,
     LocalCode.UNWATCH: unwatch,
     LocalCode.STATS: stats,
+    LocalCode.LOGS: logs,
 }

@@ -43,7 +43,7 @@ LOG: Final = logging.getLogger("shmbroker.front")
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shmbroker.front", description="the broker; `shmbroker serve` is for people")
-    for name in ("data", "runtime", "config", "tcp"):
+    for name in ("data", "runtime", "config", "tcp", "http"):
         parser.add_argument(f"--{name}")
     for name in ("workers", "ready-fd", "parent-fd"):
         parser.add_argument(f"--{name}", type=int)
@@ -56,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     flags = {"broker.data": options.data, "broker.runtime": options.runtime, "broker.workers": options.workers}
     if options.tcp is not None:
         flags |= {"tcp.enabled": True, "tcp.address": options.tcp}
+    if options.http is not None:
+        flags |= {"http.enabled": True, "http.address": options.http}
     logging.basicConfig(level=logging.INFO, format="shmbroker %(levelname)s: %(message)s", stream=sys.stderr)
     try:
         return serve(load(options.config, flags=flags), options.ready_fd, options.parent_fd)
@@ -134,9 +136,9 @@ def _tell_password(broker: Broker) -> None:
 
 def _tell_ready(broker: Broker, ready_fd: int | None) -> None:
     places = broker.places
-    LOG.info(
-        "serving %s on %s%s", places.data, places.socket_path, broker.tcp_address and f", tcp {broker.tcp_address}"
-    )
+    addresses = {"tcp": broker.tcp_address, "http": broker.http_address}
+    said = "".join(f", {name} {address}" for name, address in addresses.items() if address)
+    LOG.info("serving %s on %s%s", places.data, places.socket_path, said)
     if ready_fd is None:
         return
     line: dict[str, Any] = {
@@ -144,7 +146,7 @@ def _tell_ready(broker: Broker, ready_fd: int | None) -> None:
         "socket": places.socket_path,
         "data": places.data,
         "runtime": places.runtime,
-        "tcp": broker.tcp_address,
+        **addresses,
     }
     try:
         os.write(ready_fd, json.dumps(line).encode() + b"\n")

@@ -108,6 +108,11 @@ class Worker:
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep(), name=f"worker {self.number}")
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a run serves now."""
+        return self._ready.is_set() and self._given_up is None
+
     async def first_ready(self) -> None:
         """Until the first run is ready, however long its recovery takes. Unavailable where it does not start."""
         await self._ready.wait()

@@ -36,6 +36,7 @@ class LocalCode(IntEnum):
     AUTHENTICATE = 0x53480009
     AS_USER = 0x5348000A
     CHECK_USER = 0x5348000B
+    LOGS = 0x5348000C
 
 
 RIGHTS: Final = frozenset({"append", "read", "offsets"})
@@ -318,6 +319,22 @@ class CommitGroupReply(JsonBody):
 
 
 @dataclass(frozen=True, slots=True)
+class Logs(JsonBody):
+    """Asks which logs there are and where their control blocks are. No worker is asked."""
+
+    CODE: ClassVar[int] = LocalCode.LOGS
+
+
+@dataclass(frozen=True, slots=True)
+class LogsReply(JsonBody):
+    """``figures``: counts of the catalog, by name. ``logs``: for each {"log_id", "stream", "topic", "partition",
+    "worker", "state", "reason", "control"}; ``control`` is a path, empty where there is none."""
+
+    figures: dict[str, Any]
+    logs: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Done(JsonBody):
     """The reply of CONFIRM, CLOSE_LANE and UNWATCH: an empty object."""
 
@@ -335,6 +352,7 @@ REQUESTS: Final = (
     Authenticate,
     AsUser,
     CheckUser,
+    Logs,
 )
 REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.HELLO: HelloReply,
@@ -349,4 +367,5 @@ REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.AUTHENTICATE: AuthenticateReply,
     LocalCode.AS_USER: AsUserReply,
     LocalCode.CHECK_USER: Done,
+    LocalCode.LOGS: LogsReply,
 }
