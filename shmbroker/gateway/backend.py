@@ -4,7 +4,7 @@ Owns one connection through which partitions are opened and whose lanes carry me
 everything else, so that a creation that waits for the disk holds up no message. Everything that a user asks for is
 asked as that user (AS_USER): the broker checks at every request whether the user is there and may do it.
 
-Every method that blocks takes a deadline and runs on one of two small executors, never on the loop. When the broker's
+Every method that blocks takes a deadline and runs on one of three small executors, never on the loop. When the broker's
 front ends, the gateway does too (workers/http.py), so nothing here connects again.
 """
 
@@ -42,6 +42,7 @@ from shmbroker.wire.primitives import Identifier, Malformed
 
 CONTROL_COUNT: Final = 3
 CARRIER_COUNT: Final = 4
+WAITER_COUNT: Final = 8
 CONNECT_S: Final = 30.0
 CODE_OF_RIGHT: Final = {
     "append": Code.SEND_MESSAGES,
@@ -65,6 +66,7 @@ class Backend:
         self._ports_lock = threading.Lock()
         self._controllers = ThreadPoolExecutor(CONTROL_COUNT, thread_name_prefix="control")
         self._carriers = ThreadPoolExecutor(CARRIER_COUNT, thread_name_prefix="carrier")
+        self._waiters = ThreadPoolExecutor(WAITER_COUNT, thread_name_prefix="waiter")
         self._main.on_refusal(self._refuse)
 
     @property
@@ -89,6 +91,10 @@ class Backend:
     async def carry(self, work: Callable[[], R]) -> R:
         """Runs ``work``, which encodes, decodes or reads messages, on a thread for such."""
         return await asyncio.get_running_loop().run_in_executor(self._carriers, work)
+
+    async def wait_for(self, work: Callable[[], R]) -> R:
+        """Runs ``work``, which waits for a worker's answer, on a thread for such: it may take as long as a disk."""
+        return await asyncio.get_running_loop().run_in_executor(self._waiters, work)
 
     async def _control(self, work: Callable[[Connection], R]) -> R:
         def run() -> R:
@@ -142,14 +148,15 @@ class Backend:
 
     def close(self) -> None:
         """Ends the connections; what is under way fails."""
-        self._controllers.shutdown(wait=False, cancel_futures=True)
-        self._carriers.shutdown(wait=False, cancel_futures=True)
+        executors = (self._controllers, self._carriers, self._waiters)
+        for executor in executors:
+            executor.shutdown(wait=False, cancel_futures=True)
         for connection in self._every:
             connection.close()
         for port in list(self._ports.values()):
             port.close(Closed("the gateway stops"))
-        self._controllers.shutdown()
-        self._carriers.shutdown()
+        for executor in executors:
+            executor.shutdown()
 
 
 def _as_user(connection: Connection, user: Identity, request: Request, deadline: float) -> Any:

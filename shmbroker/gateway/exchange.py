@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from xxhash import xxh32_intdigest
 
-from shmbroker.client.offsets import OffsetOrigin, ask_to_store, consumer_key, get_stored
+from shmbroker.client.offsets import OffsetOrigin, ask_to_store, consumer_key, delete_stored, get_stored, store
 from shmbroker.client.route import Route
 from shmbroker.client.ticket import Confirmation, Ticket
 from shmbroker.errors import ErrorCode, NotFound, PartitionRefused, PartitionReplaced, Unavailable, error_from
@@ -250,10 +250,17 @@ class Exchange:
             "stored_offset": stored,
         }
 
-    def open_offsets(self, target: Target, partition: int) -> tuple[Any, int, str]:
-        """What client.offsets asks with: the worker's port, the log, and its name."""
+    def store_offset(self, target: Target, partition: int, key: bytes, offset: int) -> None:
+        """Returns when the topic's offset policy is met. Raises InvalidOffset beyond the end."""
         opened = self._open(target, partition, ["offsets"])
-        return self._backend.port(opened.worker), opened.log_id, f"{target.name}, partition {partition}"
+        port = self._backend.port(opened.worker)
+        store(port, opened.log_id, f"{target.name}, partition {partition}", key, offset, target.deadline)
+
+    def delete_offset(self, target: Target, partition: int, key: bytes) -> None:
+        """Returns when the topic's offset policy is met. Raises NotFound where none is stored."""
+        opened = self._open(target, partition, ["offsets"])
+        port = self._backend.port(opened.worker)
+        delete_stored(port, opened.log_id, f"{target.name}, partition {partition}", key, target.deadline)
 
 
 def key_of(consumer: Identifier) -> bytes:

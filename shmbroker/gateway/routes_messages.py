@@ -9,16 +9,16 @@ delivery alone; storing an offset is answered when the topic's offset policy is 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from shmbroker.client.offsets import OffsetOrigin, ask, ask_to_store, consumer_key
+from shmbroker.client.offsets import consumer_key
+from shmbroker.client.ticket import Confirmation, Ticket
 from shmbroker.errors import ErrorCode, ShmbrokerError, error_from
-from shmbroker.formats.lane import REQUEST_DELETE_OFFSET
 from shmbroker.gateway import shapes
 from shmbroker.gateway.backend import remaining_s
 from shmbroker.gateway.bodies import U32, U64, StoreOffsetBody
@@ -36,7 +36,6 @@ DURABILITY = "Iggy-Durability"
 JSON = "application/json"
 ConsumerId = Annotated[str, Query(min_length=1, max_length=255, description="Number or name.")]
 PartitionId = Annotated[U32, Query()]
-R = TypeVar("R")
 
 _PRODUCED: dict[int | str, dict[str, Any]] = {
     201: {
@@ -71,7 +70,7 @@ async def produce(
         sent = await caller.gateway.backend.carry(lambda: _send(caller, target, body))
         if ack == "none":
             return Response(None, HTTPStatus.ACCEPTED, {DURABILITY: "none"})
-        confirmed = await _settled(sent.ticket, caller, "produce")
+        confirmed = await _confirmed(sent.ticket, caller)
     except ShmbrokerError as error:
         raise of_error(error, "produce") from error
     answer = encode({"confirmations": [sent.confirmation(confirmed)]})
@@ -87,12 +86,12 @@ def _send(caller: Caller, target: Target, body: bytes) -> Sent:
     return caller.gateway.exchange.send(target, batching)
 
 
-async def _settled(future: Future[R], caller: Caller, what: str) -> R:
+async def _confirmed(ticket: Ticket, caller: Caller) -> Confirmation:
     """What the broker confirms. 504 where it does not in time: the request goes on."""
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), remaining_s(caller.deadline))
+        return await asyncio.wait_for(asyncio.wrap_future(ticket), remaining_s(caller.deadline))
     except TimeoutError:
-        raise unknown_outcome(what, "not confirmed in time: it may still be carried out") from None
+        raise unknown_outcome("produce", "not confirmed in time: it may still be carried out") from None
 
 
 @router.get(f"{TOPIC}/messages", response_class=Response, responses={200: {"model": PolledMessages}})
@@ -110,7 +109,9 @@ async def poll(
     """The next messages of a partition; at most 16 MiB of them. Never waits."""
     wanted = Poll(identifier(consumer_id), partition_id, kind, value, count, auto_commit)
     target = caller.target(stream_id, topic_id)
-    answer = await caller.gateway.backend.carry(lambda: caller.gateway.exchange.poll(target, wanted))
+    backend = caller.gateway.backend
+    run = backend.wait_for if kind == "next" else backend.carry  # the stored offset is the worker's to say
+    answer = await run(lambda: caller.gateway.exchange.poll(target, wanted))
     return Response(answer, HTTPStatus.OK, media_type=JSON)
 
 
@@ -134,7 +135,7 @@ async def get_offset(
         key = consumer_key(None, None, found.group.name)
     exchange = caller.gateway.exchange
     return shapes.OffsetInfo(
-        **await caller.gateway.backend.carry(lambda: exchange.get_offset(target, partition_id, key))
+        **await caller.gateway.backend.wait_for(lambda: exchange.get_offset(target, partition_id, key))
     )
 
 
@@ -143,14 +144,9 @@ async def store_offset(stream_id: StreamId, topic_id: TopicId, body: StoreOffset
     """Stores the offset of the last message processed; it may go back. Answered when the offset policy is met."""
     target = caller.target(stream_id, topic_id)
     consumer = body.consumer_id if isinstance(body.consumer_id, int) else identifier(body.consumer_id)
-    key, partition_id = key_of(consumer), body.partition_id or 0
-
-    def put() -> Future[Any]:
-        port, log_id, name = caller.gateway.exchange.open_offsets(target, partition_id)
-        origin = OffsetOrigin(partition_id, name)
-        return ask_to_store(port, origin, log_id, key, body.offset, automatic=False, deadline=caller.deadline)
-
-    await _change_offset(caller, put)
+    key, partition = key_of(consumer), body.partition_id or 0
+    exchange = caller.gateway.exchange
+    await _change_offset(caller, lambda: exchange.store_offset(target, partition, key, body.offset))
 
 
 @router.delete(f"{TOPIC}/consumer-offsets/{{consumer_id}}", status_code=204, tags=["consumers"])
@@ -160,17 +156,12 @@ async def delete_offset(
     """Forgets it. Answered when the offset policy is met."""
     target = caller.target(stream_id, topic_id)
     key = key_of(identifier(consumer_id))
-
-    def put() -> Future[Any]:
-        port, log_id, name = caller.gateway.exchange.open_offsets(target, partition_id)
-        origin = OffsetOrigin(partition_id, name)
-        return ask(port, origin, log_id, REQUEST_DELETE_OFFSET, 0, 0, key, caller.deadline)
-
-    await _change_offset(caller, put)
+    exchange = caller.gateway.exchange
+    await _change_offset(caller, lambda: exchange.delete_offset(target, partition_id, key))
 
 
-async def _change_offset(caller: Caller, put: Any) -> None:
+async def _change_offset(caller: Caller, work: Callable[[], None]) -> None:
     try:
-        await _settled(await caller.gateway.backend.carry(put), caller, "offset_write")
+        await caller.gateway.backend.wait_for(work)
     except ShmbrokerError as error:
         raise of_error(error, "offset_write") from error
