@@ -21,7 +21,7 @@ from shmbroker.client.consumer import TIMEOUT_S, Consumer, Start
 from shmbroker.client.cursor import Cursor
 from shmbroker.client.exchange import Exchange, deadline_of
 from shmbroker.client.membership import Membership
-from shmbroker.errors import ClientMistake, PartitionRevoked
+from shmbroker.errors import ClientMistake, InvalidOffset, PartitionReplaced, PartitionRevoked
 from shmbroker.limits import MIB
 from shmbroker.wire import local, offsets
 from shmbroker.wire.groups import Assignment
@@ -92,6 +92,9 @@ class GroupConsumer(Consumer):
                 return self._read(max_messages, max_bytes) or self._wait(max_messages, max_bytes, slice_end)
             self._check_alive()
             self._membership.wait_for_change(self._followed, max(0.0, slice_end - time.monotonic()))
+        except PartitionReplaced:
+            self._committed.clear()  # of the old incarnation
+            raise
         except PartitionRevoked:  # of a poll over the wire: the broker has moved on, and says so
             self._membership.sync(time.monotonic() + TIMEOUT_S)
         return []
@@ -154,9 +157,12 @@ class GroupConsumer(Consumer):
         """Of the leaving partitions of which nothing is uncommitted, or nothing any more under auto_commit."""
         if not self._leaving:
             return
-        if self._auto_commit:
-            self._store(self._uncommitted(self._leaving.values()), automatic=True, deadline=deadline)
-        else:
+        targets = self._uncommitted(self._leaving.values()) if self._auto_commit else {}
+        try:
+            self._store(targets, automatic=True, deadline=deadline)
+        except InvalidOffset:  # they were purged: nothing of that is left to commit
+            for cursor in self._leaving.values():
+                cursor.handed_out = -1
             self._store({}, automatic=True, deadline=deadline)
 
     # --- committing ---------------------------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ class Membership:
 
     def close(self) -> None:
         """Ends thread and session, and with the session the membership. Any number of times."""
+        if self.session.is_foreign:
+            return  # in a child of fork(): all of it is the parent's, and its locks may be held for ever here
         self._stopped.set()
         self.session.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():

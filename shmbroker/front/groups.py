@@ -9,7 +9,7 @@ of one is stored. Nobody polls for a group without being a member. Offsets of a 
 stored by anybody who may read the topic: that is how an operator sets a group that is at rest.
 
 A local member reads mapped files, so ``may_poll`` never sees it. It is a holder (core.groups): it is asked to let go of
-a partition by what its sync says, and lets go by GROUP_COMMIT; its stores go through the front, for the fence.
+a partition by what its sync says, and lets go by COMMIT_GROUP; its stores go through the front, for the fence.
 """
 
 from __future__ import annotations
