@@ -27,6 +27,14 @@ def serve(
         str | None,
         typer.Option("--tcp", metavar="HOST:PORT", help="Where Iggy's clients connect. [default: 127.0.0.1:8090]"),
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http",
+            metavar="HOST:PORT",
+            help="Where the HTTP API is served; needs the http extra. [default: not at all]",
+        ),
+    ] = None,
     no_tcp: Annotated[bool, typer.Option("--no-tcp", help="Serve local clients only.")] = False,
     config: Annotated[
         Path | None, typer.Option("--config", exists=True, dir_okay=False, help="Settings in TOML; see tuning.md.")
@@ -49,6 +57,8 @@ def serve(
     level = logging.WARNING if quiet else logging.INFO
     logging.basicConfig(level=level, format="shmbroker %(levelname)s: %(message)s")
     flags = {"broker.data": None if data is None else str(data), "broker.workers": workers, "tcp.address": tcp}
+    if http is not None:
+        flags |= {"http.enabled": True, "http.address": http}
     if tcp is not None or no_tcp:
         flags["tcp.enabled"] = not no_tcp
     settings = load(config, flags=flags, defaults={"tcp.enabled": True})

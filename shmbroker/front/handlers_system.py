@@ -68,12 +68,12 @@ async def get_cluster_metadata(session: Session, request: system.GetClusterMetad
     """One node, ourselves. A client that is told of one goes nowhere else, whatever address it says."""
     broker = session.broker
     host, _, port = broker.tcp_address.rpartition(":")
-    http = broker.config.http
+    http_port = broker.http_address.rpartition(":")[2]
     node = system.ClusterNode(
         platform.node() or "shmbroker",
         host.strip("[]") or "127.0.0.1",
         int(port or 0),
-        http_port=http.port if http.enabled else 0,
+        http_port=int(http_port or 0),
     )
     return system.ClusterMetadata("single-node", (node,))
 

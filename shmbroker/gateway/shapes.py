@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from shmbroker.core.options import OptionValue, create_options
-from shmbroker.formats.headers import HeaderField, HeaderKind, scalar_of
 from shmbroker.gateway.access import AccessToken
 from shmbroker.gateway.bodies import PermissionsBody
+from shmbroker.gateway.messages import KIND_NAMES
 from shmbroker.wire import groups, streams, system, topics, users
 
 NO_USER = 0xFFFF_FFFF
@@ -320,11 +320,11 @@ def _client_fields(entry: system.ClientEntry) -> dict[str, Any]:
 
 
 class OptionEntry(BaseModel):
-    """An option that there is: its default as text."""
+    """An option that there is. ``default_value``: its bytes in the encoding of ``kind``."""
 
     key: str
     kind: str
-    default_value: str
+    default_value: list[int]
     description: str
 
 
@@ -333,17 +333,12 @@ def option_entries(catalogue: system.OptionsCatalogue) -> list[OptionEntry]:
     return [
         OptionEntry(
             key=entry.key,
-            kind=HeaderKind(entry.kind).name.lower(),
-            default_value=_text_of(HeaderField(entry.kind, entry.default)),
+            kind=KIND_NAMES[entry.kind],
+            default_value=[*entry.default],
             description=entry.description,
         )
         for entry in catalogue.entries
     ]
-
-
-def _text_of(field: HeaderField) -> str:
-    value = scalar_of(field)
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Endpoints(BaseModel):
@@ -415,7 +410,8 @@ class StatsInfo(BaseModel):
     kernel_version: str
     iggy_server_version: str
     iggy_server_semver: int | None
-    cache_metrics: list[object]
+    cache_metrics: dict[str, object]
+    """Of each partition; there is no cache to speak of."""
     threads_count: int
     free_disk_space: int
     total_disk_space: int
@@ -430,7 +426,7 @@ class StatsInfo(BaseModel):
             "hostname": stats.host_name,
             "iggy_server_version": stats.server_version,
             "iggy_server_semver": stats.server_semver,
-            "cache_metrics": [],
+            "cache_metrics": {},
         }
         same = {name: getattr(stats, name) for name in cls.model_fields if name not in renamed}
         return cls(**same, **renamed)
