@@ -60,6 +60,7 @@ class Embedded:
             if value is not None:
                 self._arguments.append(f"--{name}={os.fspath(value) if not isinstance(value, int) else value}")
         self._tcp = tcp
+        self._root_password: str | None = None
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -88,6 +89,12 @@ class Embedded:
         if self._process is None:
             raise Closed("the embedded broker does not run")
         return self._process.pid
+
+    @property
+    def root_password(self) -> str | None:
+        """The password of the root user, ``iggy``, where this broker made one up: its first start with ``tcp`` and
+        without IGGY_ROOT_PASSWORD. Else None; it is told once and kept nowhere."""
+        return self._root_password
 
     @property
     def tcp_address(self) -> str:
@@ -193,6 +200,7 @@ class Embedded:
         assert told["pid"] == self._process.pid
         if self._tcp is not None:
             self._tcp = told["tcp"]
+        self._root_password = told["root_password"] or self._root_password
 
     def _keep(self) -> None:
         """Starts the front again when it dies."""

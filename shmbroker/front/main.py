@@ -5,8 +5,8 @@
     python -m shmbroker.front [--data DIR] [--runtime DIR] [--workers N] [--config FILE] [--tcp HOST:PORT]
         [--ready-fd FD] [--parent-fd FD]
 
-``--ready-fd`` gets one line of JSON, {"pid", "socket", "data", "runtime", "tcp"}, once clients can connect; then it is
-closed.
+``--ready-fd`` gets one line of JSON, {"pid", "socket", "data", "runtime", "tcp", "root_password"}, once clients can
+connect; the password is that of a root user who was made now, or null. Then it is closed.
 ``--parent-fd`` is a process descriptor of the parent, or the reading end of a pipe whose writing end is the parent's:
 when that ends, even by SIGKILL, the front stops as for SIGTERM.
 
@@ -114,7 +114,6 @@ async def _serve(
             if isinstance(error, asyncio.CancelledError):
                 return ["stopped before it had started"]
             raise
-        _tell_password(broker)
         _tell_ready(broker, ready_fd)
         if on_ready is not None:
             on_ready()
@@ -126,12 +125,10 @@ async def _serve(
 
 
 def _tell_password(broker: Broker) -> None:
-    """Once, to whoever started the broker, and to no log: only its hash is kept."""
-    if broker.made_up_password is not None:
-        name = broker.keeper.catalog.users.get(ROOT_ID).name
-        print(f"shmbroker: the root user is {name}, with password {broker.made_up_password}", file=sys.stderr)
-        print("shmbroker: this is said once; `shmbroker user password` changes it", file=sys.stderr, flush=True)
-        broker.made_up_password = None
+    """Once, to the person who started the broker, and to no log: only its hash is kept."""
+    name = broker.keeper.catalog.users.get(ROOT_ID).name
+    print(f"shmbroker: the root user is {name}, with password {broker.made_up_password}", file=sys.stderr)
+    print("shmbroker: this is said once; change it with `shmbroker user password`", file=sys.stderr, flush=True)
 
 
 def _tell_ready(broker: Broker, ready_fd: int | None) -> None:
@@ -140,6 +137,8 @@ def _tell_ready(broker: Broker, ready_fd: int | None) -> None:
     said = "".join(f", {name} {address}" for name, address in addresses.items() if address)
     LOG.info("serving %s on %s%s", places.data, places.socket_path, said)
     if ready_fd is None:
+        if broker.made_up_password is not None:
+            _tell_password(broker)
         return
     line: dict[str, Any] = {
         "pid": os.getpid(),
