@@ -84,6 +84,48 @@ def test_what_is_in_flight_moves_after_the_time_limit() -> None:
     assert group.next_deadline_us() is None
 
 
+def test_the_time_limit_starts_once_and_commits_count_from_the_furthest_poll() -> None:
+    group = Membership(3)
+    group.join(1, 0)
+    for partition in range(3):
+        group.polled(1, partition, 9)
+        group.polled(1, partition, 5)
+    group.join(2, SECOND)
+    (going,) = [number for number in range(3) if group.poller(number) is None]
+    group.polled(1, going, 20)  # it may not, so it counts for nothing
+    group.join(3, 5 * SECOND)
+    assert group.next_deadline_us() == SECOND + REVOCATION_LIMIT_US
+    group.committed(1, going, 5)
+    assert group.owner(going) == 1
+    group.committed(1, going, 9)
+    assert group.owner(going) in (2, 3)
+
+
+def test_what_moves_anyway_goes_first_then_what_nobody_is_in_the_middle_of() -> None:
+    group = Membership(4)
+    group.join(1, 0)
+    for partition in (0, 1, 3):
+        group.polled(1, partition, 9)
+    group.join(2, 0)
+    assert group.assignment(2) == (2,)
+    (going,) = [number for number in range(4) if group.poller(number) is None]
+    group.join(3, 0)
+    assert group.assignment(2) == (2,), "the one that is only promised is promised to another"
+    group.committed(1, going, 9)
+    assert group.assignment(3) == (going,)
+
+
+def test_a_holder_that_dies_holds_nothing() -> None:
+    group = Membership(2)
+    group.join(1, 0)
+    group.held(1, (0, 1))
+    group.committed(1, 0, HELD)
+    group.join(2, 0)
+    assert group.assignment(2) == ()
+    group.leave(1, 0)
+    assert group.assignment(2) == (0, 1)
+
+
 def test_a_leave_is_a_round_robin_in_the_order_of_joining() -> None:
     group = Membership(5)
     for member in (30, 10, 20):
@@ -110,23 +152,26 @@ def test_a_change_of_partitions_is_a_round_robin() -> None:
 
 
 def test_a_holder_gives_nothing_up_before_it_says_so_even_when_somebody_leaves() -> None:
-    group = Membership(3)
-    for member in (1, 2, 3):
-        group.join(member, 0)
-        group.held(member, group.assignment(member))
-    held = {member: group.owned(member) for member in (1, 2, 3)}
-    gone = next(member for member in (1, 2, 3) if 0 in held[member])
-    group.leave(gone, 0)
-    for member in group.members:
-        assert set(held[member]) <= set(group.owned(member))
-    for number in range(3):
-        owner = group.owner(number)
-        assert owner is not None
-        group.committed(owner, number, HELD - 1)  # no offset of a message frees what is held
-        assert group.owner(number) == owner
-        group.released(owner, [number])
-    assert assignments(group) == {member: group.owned(member) for member in group.members}
-    assert sorted(map(len, assignments(group).values())) == [1, 2]
+    pending = 0
+    for gone in (1, 2, 3):
+        group = Membership(5)
+        for member in (1, 2, 3):
+            group.join(member, 0)
+        for member in (1, 2, 3):
+            group.held(member, group.assignment(member))
+        held = {member: group.owned(member) for member in (1, 2, 3)}
+        group.leave(gone, 0)
+        for member in group.members:
+            assert set(held[member]) <= set(group.owned(member))
+        pending += sum(group.poller(number) is None for number in range(5))
+        for number in range(5):
+            owner = group.owner(number)
+            assert owner is not None
+            group.committed(owner, number, HELD - 1)  # no offset of a message frees what is held
+            assert group.owner(number) == owner
+            group.released(owner, [number])
+        assert [len(group.assignment(member)) for member in group.members] == [3, 2]
+    assert pending, "something had to move"
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -164,6 +209,18 @@ class GroupMachine(RuleBasedStateMachine):
     def resize(self, partition_count: int) -> None:
         self.group.resize(partition_count, self.now_us)
         assert self.group.partition_count == partition_count
+
+    @rule(partition=st.integers(0, 7), offset=st.sampled_from((0, 5, 9, HELD)))
+    def poll_by_owner(self, partition: int, offset: int) -> None:
+        owner = self.group.owner(partition)
+        if owner is not None:
+            self.poll(owner, partition, offset)
+
+    @rule(partition=st.integers(0, 7), offset=st.sampled_from((0, 4, 5, 9)))
+    def commit_by_owner(self, partition: int, offset: int) -> None:
+        owner = self.group.owner(partition)
+        if owner is not None:
+            self.commit(owner, partition, offset)
 
     @rule(member=st.integers(0, 5), partition=st.integers(0, 7), offset=st.sampled_from((0, 5, 9, HELD)))
     def poll(self, member: int, partition: int, offset: int) -> None:
