@@ -109,7 +109,8 @@ def test_what_moves_anyway_goes_first_then_what_nobody_is_in_the_middle_of() -> 
     group.join(2, 0)
     assert group.assignment(2) == (2,)
     (going,) = [number for number in range(4) if group.poller(number) is None]
-    group.join(3, 0)
+    group.join(3, 5 * SECOND)
+    assert group.next_deadline_us() == REVOCATION_LIMIT_US, "its owner has had its time since the first"
     assert group.assignment(2) == (2,), "the one that is only promised is promised to another"
     group.committed(1, going, 9)
     assert group.assignment(3) == (going,)
