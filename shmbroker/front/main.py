@@ -146,6 +146,7 @@ def _tell_ready(broker: Broker, ready_fd: int | None) -> None:
         "data": places.data,
         "runtime": places.runtime,
         **addresses,
+        "root_password": broker.made_up_password,
     }
     try:
         os.write(ready_fd, json.dumps(line).encode() + b"\n")
