@@ -119,7 +119,8 @@ class WireReader:
         return found
 
     def _fetch(self, max_messages: int) -> None:
-        count = max(min(max_messages, U32_MAX), self._count_min)
+        # Of the last ones the count says where to start; what is too many for this read is kept for the next.
+        count = self._count_min if self._strategy == POLL_LAST else max(min(max_messages, U32_MAX), self._count_min)
         reply = self._poll(
             self._strategy, self._value, count, time.monotonic() + REPLY_S, auto_commit=self._auto_commit
         )
