@@ -65,6 +65,13 @@ class User:
         return self.user_id == ROOT_ID
 
 
+def check_username(name: str) -> None:
+    """Raises 43 unless it may be the name of a user."""
+    if not USERNAME_SIZE_MIN <= _size(name) <= USERNAME_SIZE_MAX:
+        text = f"the name of a user has {USERNAME_SIZE_MIN} to {USERNAME_SIZE_MAX} bytes of UTF-8"
+        raise error_from(ErrorCode.INVALID_USERNAME, text)
+
+
 def check_password(password: str) -> None:
     """Raises 44 unless it may be one."""
     if not PASSWORD_SIZE_MIN <= _size(password) <= PASSWORD_SIZE_MAX:
@@ -112,7 +119,7 @@ class Users:
     # --- users --------------------------------------------------------------------------------------------------------
     def check_name(self, name: str) -> None:
         """Everything that :meth:`create` would refuse, before a hash is spent on it. Raises 43, 46, 55."""
-        _check_username(name)
+        check_username(name)
         if name in self._ids:
             raise _taken(name)
         if len(self._users) >= USER_COUNT_MAX:
@@ -123,7 +130,7 @@ class Users:
         root = self._users.get(ROOT_ID)
         if root is None:
             wanted = name or ROOT_NAME
-            _check_username(wanted)
+            check_username(wanted)
             return [UserPut(ROOT_ID, wanted, password_hash, True, EVERYTHING, now_us)]
         self._check_rename(root, name)
         return [_put(root)._replace(name=name or root.name, password_hash=password_hash)]
@@ -150,7 +157,7 @@ class Users:
     def _check_rename(self, user: User, name: str | None) -> str:
         if name is None or name == user.name:
             return user.name
-        _check_username(name)
+        check_username(name)
         if name in self._ids:
             raise _taken(name)
         return name
@@ -264,12 +271,6 @@ def _size(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError:
         return -1
-
-
-def _check_username(name: str) -> None:
-    if not USERNAME_SIZE_MIN <= _size(name) <= USERNAME_SIZE_MAX:
-        text = f"the name of a user has {USERNAME_SIZE_MIN} to {USERNAME_SIZE_MAX} bytes of UTF-8"
-        raise error_from(ErrorCode.INVALID_USERNAME, text)
 
 
 def _taken(name: str) -> ShmbrokerError:

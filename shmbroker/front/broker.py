@@ -35,7 +35,7 @@ from shmbroker.front.groups import GroupMembers
 from shmbroker.front.lanes import LaneTable
 from shmbroker.front.local_session import LocalSession
 from shmbroker.front.log_memory import LogMemory
-from shmbroker.front.login import Logins, make_root
+from shmbroker.front.login import Logins, RootCredentials, make_root
 from shmbroker.front.logs import Log, Logs
 from shmbroker.front.places import DOORBELLS_DIRECTORY, PARTITIONS_DIRECTORY, Places
 from shmbroker.front.polling import Readers
@@ -62,8 +62,9 @@ LOG: Final = logging.getLogger("shmbroker.front")
 class Broker:
     """Owned by the front's loop."""
 
-    def __init__(self, places: Places, config: Config) -> None:
+    def __init__(self, places: Places, config: Config, root: RootCredentials | None = None) -> None:
         self._config = config
+        self._root = root
         self._worker_count = worker_count = config.broker.workers or max(1, (os.cpu_count() or 2) - 1)
         self.places = places
         self.instance = secrets.randbits(63) | 1
@@ -126,7 +127,8 @@ class Broker:
         self.keeper.on_commit.append(self.groups.catalog_changed)
         self.logins = Logins(catalog.users)
         needs_password = self._config.tcp.enabled or self._config.http.enabled
-        self.made_up_password = await make_root(self.keeper, self.logins, os.environ, needs_password=needs_password)
+        self.made_up_password = await make_root(self.keeper, self.logins, self._root, needs_password=needs_password)
+        self._root = None
         await self._finish_earlier_run()
         interval_us = self._config.retention.interval_us
         settings = WorkerSettings(self.places, self.instance, self._journal_memory(), interval_us)

@@ -25,13 +25,13 @@ from collections.abc import AsyncIterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
 from shmbroker.core.attempts import Attempts, host_of
-from shmbroker.core.users import NO_PASSWORD, ROOT_ID, Token, User, Users, check_password
+from shmbroker.core.users import NO_PASSWORD, ROOT_ID, Token, User, Users, check_password, check_username
 from shmbroker.errors import ClientMistake, ErrorCode, InvalidConfiguration, ShmbrokerError
 from shmbroker.front.handlers_catalog import Handler
 from shmbroker.limits import LOGINS_AT_ONCE_PER_ADDRESS
@@ -113,12 +113,17 @@ class Logins:
         return _active(user)
 
     async def by_token(self, token: str, address: str) -> tuple[User, Token]:
-        """Whose it is. Raises LoginRefused: 47, 53, 54, 58."""
+        """Whose it is. Raises LoginRefused: 47, 53, 54, 58.
+
+        Nothing is counted for an empty address: a gateway shows the token that came with a request, and a token is not
+        guessed, while one client's wrong tokens must not lock out the others of its host.
+        """
         async with self._turn(address) as host:
             digest = token_digest(token)
             found = self._users.find_token(digest)
             if found is None or not hmac.compare_digest(found[1].digest, digest):
-                self._attempts.failed(host, time.monotonic())
+                if host:
+                    self._attempts.failed(host, time.monotonic())
                 number, reason = ErrorCode.INVALID_TOKEN, EvictionReason.INVALID_TOKEN
                 raise LoginRefused("there is no such personal access token", number=number, reason=reason)
         user, entry = found
@@ -213,31 +218,56 @@ HANDLERS: Final[dict[int, Handler]] = {Code.LOGIN: login, Code.LOGIN_WITH_TOKEN:
 
 
 # --- the root user ----------------------------------------------------------------------------------------------------
-async def make_root(
-    keeper: CatalogKeeper, logins: Logins, environment: MutableMapping[str, str], *, needs_password: bool
-) -> str | None:
-    """Sees to it that there is a root user, and that it has a password if somebody may have to log in.
+class RootCredentials(NamedTuple):
+    """Of the root user, as the environment gave them."""
 
-    The password that was made up, to be said once, or None. The variables are taken out of the environment, so that no
-    worker inherits them. Raises InvalidConfiguration.
+    name: str
+    password: str
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"RootCredentials({self.name!r})"
+
+
+def take_root_credentials(environment: MutableMapping[str, str]) -> RootCredentials | None:
+    """What the variables say, None where they are not there. They are taken out, so that no worker inherits them.
+
+    Raises InvalidConfiguration.
     """
     name = environment.pop(ROOT_USERNAME_VARIABLE, None)
     password = environment.pop(ROOT_PASSWORD_VARIABLE, None)
-    if (name is None) != (password is None):
-        text = "give both, or neither for a password that is made up"
-        raise InvalidConfiguration(f"{ROOT_USERNAME_VARIABLE}, {ROOT_PASSWORD_VARIABLE}: {text}")
+    if name is None and password is None:
+        return None
+    where = f"{ROOT_USERNAME_VARIABLE}, {ROOT_PASSWORD_VARIABLE}"
+    if name is None or password is None:
+        raise InvalidConfiguration(f"{where}: give both, or neither for a password that is made up")
+    try:
+        check_username(name)
+        check_password(password)
+    except ClientMistake as error:
+        raise InvalidConfiguration(f"{where}: {error}") from None
+    return RootCredentials(name, password)
+
+
+async def make_root(
+    keeper: CatalogKeeper, logins: Logins, given: RootCredentials | None, *, needs_password: bool
+) -> str | None:
+    """Sees to it that there is a root user, and that it has a password if somebody may have to log in.
+
+    The password that was made up, to be said once, or None. Raises InvalidConfiguration where the name is taken.
+    """
     async with keeper.lock:
         users = keeper.catalog.users
         root = users.find(ROOT_ID)
-        if root is not None and (root.password_hash or (password is None and not needs_password)):
+        if root is not None and (root.password_hash or not (given or needs_password)):
             return None
-        made_up = secrets.token_urlsafe(MADE_UP_SIZE) if needs_password and password is None else None
-        chosen = made_up if password is None else password
+        made_up = secrets.token_urlsafe(MADE_UP_SIZE) if needs_password and given is None else None
+        chosen = made_up if given is None else given.password
+        held = NO_PASSWORD if chosen is None else await logins.hash(chosen)
         try:
-            held = NO_PASSWORD if chosen is None else await logins.hash(chosen)
-            changes = users.put_root(name, held, time.time_ns() // 1000)
+            changes = users.put_root(None if given is None else given.name, held, time.time_ns() // 1000)
         except ClientMistake as error:
-            raise InvalidConfiguration(f"{ROOT_USERNAME_VARIABLE}, {ROOT_PASSWORD_VARIABLE}: {error}") from None
+            raise InvalidConfiguration(f"{ROOT_USERNAME_VARIABLE}: {error}") from None
         await keeper.commit(changes)
     return made_up
 

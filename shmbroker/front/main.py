@@ -34,6 +34,7 @@ from shmbroker.config import Config, load
 from shmbroker.core.users import ROOT_ID
 from shmbroker.errors import ShmbrokerError
 from shmbroker.front.broker import Broker
+from shmbroker.front.login import RootCredentials, take_root_credentials
 from shmbroker.front.places import Places
 
 EXIT_CLEAN: Final = 0
@@ -77,10 +78,11 @@ def serve(
     Raises what keeps it from starting: Unavailable, InvalidConfiguration, Corrupt, DiskFailed, NoSpace.
     """
     _raise_descriptor_limit()
+    root = take_root_credentials(os.environ)
     places = Places.take(config.broker.data, config.broker.runtime)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            failures = runner.run(_serve(config, places, ready_fd, parent_fd, on_ready))
+            failures = runner.run(_serve(config, places, root, ready_fd, parent_fd, on_ready))
         if not failures:
             places.remove_runtime()
         for failure in failures:
@@ -91,7 +93,12 @@ def serve(
 
 
 async def _serve(
-    config: Config, places: Places, ready_fd: int | None, parent_fd: int | None, on_ready: Callable[[], None] | None
+    config: Config,
+    places: Places,
+    root: RootCredentials | None,
+    ready_fd: int | None,
+    parent_fd: int | None,
+    on_ready: Callable[[], None] | None,
 ) -> list[str]:
     """Start to stop; what of the final flush failed."""
     loop = asyncio.get_running_loop()
@@ -100,7 +107,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     if parent_fd is not None:
         loop.add_reader(parent_fd, _parent_ended, loop, parent_fd, stop)
-    broker = Broker(places, config)
+    broker = Broker(places, config, root)
     starting = asyncio.ensure_future(broker.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:
