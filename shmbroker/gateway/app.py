@@ -46,18 +46,8 @@ ABOUT: Final = (
 
 def make_app(gateway: Gateway, settings: HttpConfig) -> ASGIApp:
     """What uvicorn serves."""
-    app = FastAPI(
-        title="shmbroker", version=version("shmbroker"), description=ABOUT, responses=FAULTS,
-        generate_unique_id_function=_operation_id,
-    )  # fmt: skip
+    app = _routed()
     app.state.gateway = gateway
-    for module in (routes_system, routes_users, routes_catalog, routes_messages):
-        app.include_router(module.router)
-    app.add_exception_handler(HTTPException, _http_fault)
-    app.add_exception_handler(RequestValidationError, _not_valid)
-    app.add_exception_handler(ShmbrokerError, _broker_fault)
-    app.add_exception_handler(Exception, _own_fault)
-    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     admitted: ASGIApp = Admission(app, gateway.figures, settings.body_size_max, settings.time_limit_us / US_PER_S)
     if settings.origins:
         admitted = CORSMiddleware(
@@ -68,6 +58,29 @@ def make_app(gateway: Gateway, settings: HttpConfig) -> ASGIApp:
             expose_headers=[routes_messages.DURABILITY, "Retry-After"],
         )
     return admitted
+
+
+def description() -> dict[str, Any]:
+    """The OpenAPI document, as ``/openapi.json`` has it."""
+    return _described(_routed())
+
+
+def _routed() -> FastAPI:
+    app = FastAPI(
+        title="shmbroker",
+        version=version("shmbroker"),
+        description=ABOUT,
+        responses=FAULTS,
+        generate_unique_id_function=_operation_id,
+    )
+    for module in (routes_system, routes_users, routes_catalog, routes_messages):
+        app.include_router(module.router)
+    app.add_exception_handler(HTTPException, _http_fault)
+    app.add_exception_handler(RequestValidationError, _not_valid)
+    app.add_exception_handler(ShmbrokerError, _broker_fault)
+    app.add_exception_handler(Exception, _own_fault)
+    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
+    return app
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

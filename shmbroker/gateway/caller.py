@@ -13,11 +13,12 @@ from typing import Annotated, Any
 from fastapi import Depends, Path, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from shmbroker.errors import NotAccepted
 from shmbroker.gateway.access import Access, Identity, is_access_token
 from shmbroker.gateway.admission import Figures
 from shmbroker.gateway.backend import Backend
 from shmbroker.gateway.exchange import Exchange, Target
-from shmbroker.gateway.faults import ACCESS_TOKEN_MISSING, refused
+from shmbroker.gateway.faults import ACCESS_TOKEN_MISSING, by_status, refused
 from shmbroker.limits import U32_MAX
 from shmbroker.wire import local
 from shmbroker.wire.bodies import Request as Command
@@ -76,7 +77,7 @@ async def reader(request: Request, found: Annotated[HTTPAuthorizationCredentials
     token = found.credentials
     if is_access_token(token):
         return Caller(gateway, gateway.access.read(token), token, deadline)
-    who = await authenticate(gateway, local.Authenticate(None, None, token, peer_of(request)), deadline)
+    who = await authenticate(gateway, local.Authenticate(None, None, token, ""), deadline)
     return Caller(gateway, Identity(who.user_id, who.created_at_us), token, deadline)
 
 
@@ -88,7 +89,10 @@ async def writer(caller: Annotated[Caller, Depends(reader)]) -> AsyncIterator[Ca
 
 async def authenticate(gateway: Gateway, request: local.Authenticate, deadline: float) -> local.AuthenticateReply:
     """Who it is, says the broker. Raises what it refuses with."""
-    reply: local.AuthenticateReply = await gateway.backend.ask(request, deadline)
+    try:
+        reply: local.AuthenticateReply = await gateway.backend.ask(request, deadline)
+    except NotAccepted as error:
+        raise by_status(HTTPStatus.TOO_MANY_REQUESTS, str(error)) from None
     return reply
 
 

@@ -231,7 +231,10 @@ class StatsReply(JsonBody):
 @dataclass(frozen=True, slots=True)
 class Authenticate(JsonBody):
     """Asks who it is: by ``username`` and ``password``, or by ``token``; the others are None. ``address``: of the peer
-    whose attempts are counted. For local clients of the broker's own user alone (the HTTP gateway)."""
+    whose attempts are counted; empty for a token that came with a request.
+
+    For local clients of the broker's own user alone (the HTTP gateway).
+    """
 
     CODE: ClassVar[int] = LocalCode.AUTHENTICATE
     username: str | None
@@ -301,14 +304,6 @@ class CommitGroup(JsonBody):
     offsets: list[int]
     automatic: bool
     released: list[int]
-
-    @classmethod
-    def decode(cls, reader: Reader) -> Self:
-        """From the whole body. Raises :class:`Malformed`."""
-        request = super(CommitGroup, cls).decode(reader)
-        if len(request.partitions) != len(request.offsets):
-            raise Malformed("an offset for each partition")
-        return request
 
 
 @dataclass(frozen=True, slots=True)
