@@ -40,7 +40,7 @@ def test_the_defaults() -> None:
         "partition": {"journal_memory_limit": 0},
         "retention": {"enabled": True, "interval_us": MINUTE_US},
         "topic": {"message_expiry_us": U64_MAX, "max_topic_size": U64_MAX},
-        "tcp": {"enabled": False, "host": "127.0.0.1", "port": 8090},
+        "tcp": {"enabled": False, "host": "127.0.0.1", "port": 8090, "certificate": None, "private_key": None},
         "http": {
             "enabled": False,
             "host": "127.0.0.1",
@@ -75,6 +75,8 @@ max_topic_size = 10737418240
 [tcp]
 enabled = true
 address = "[::1]:0"
+certificate = "/srv/tcp.pem"
+private_key = "/srv/tcp-key.pem"
 [http]
 enabled = true
 address = "0.0.0.0:80"
@@ -97,7 +99,13 @@ def test_a_file_sets_everything(tmp_path: Path) -> None:
         "partition": {"journal_memory_limit": 256 * MIB},
         "retention": {"enabled": False, "interval_us": 5 * MINUTE_US},
         "topic": {"message_expiry_us": 7 * 24 * 60 * MINUTE_US, "max_topic_size": 10 * GIB},
-        "tcp": {"enabled": True, "host": "::1", "port": 0},
+        "tcp": {
+            "enabled": True,
+            "host": "::1",
+            "port": 0,
+            "certificate": "/srv/tcp.pem",
+            "private_key": "/srv/tcp-key.pem",
+        },
         "http": {
             "enabled": True,
             "host": "0.0.0.0",
@@ -121,6 +129,8 @@ def test_the_environment_sets_everything(tmp_path: Path) -> None:
         "SHMBROKER_PARTITION_JOURNAL_MEMORY_LIMIT": "256 MiB", "SHMBROKER_RETENTION_ENABLED": "false",
         "SHMBROKER_RETENTION_INTERVAL": "5m", "SHMBROKER_TOPIC_MESSAGE_EXPIRY": "7 days",
         "SHMBROKER_TOPIC_MAX_TOPIC_SIZE": "10GiB", "SHMBROKER_TCP_ENABLED": "true", "SHMBROKER_TCP_ADDRESS": "[::1]:0",
+        "SHMBROKER_TCP_CERTIFICATE": "/srv/tcp.pem", "SHMBROKER_TCP_PRIVATE_KEY": "/srv/tcp-key.pem",
+        "SHMBROKER_HEARTBEAT_INTERVAL": "12s",
         "SHMBROKER_HTTP_ENABLED": "True", "SHMBROKER_HTTP_ADDRESS": "0.0.0.0:80", "SHMBROKER_LOCAL_ANY_USER": "true",
         "SHMBROKER_HTTP_CERTIFICATE": "/srv/cert.pem", "SHMBROKER_HTTP_PRIVATE_KEY": "/srv/key.pem",
         "SHMBROKER_HTTP_ORIGINS": "https://a.example, http://b.example:8000", "SHMBROKER_HTTP_BODY_SIZE_MAX": "64KiB",
@@ -243,6 +253,8 @@ BAD: dict[str, list[object]] = {
     "topic.max_topic_size": [0, MIB - 1, "big", True, "17000000 TiB"],
     "tcp.enabled": ["on"],
     "tcp.address": ["localhost", ":8090", "localhost:", "localhost:x", "localhost:65536", "::1:8090", 8090, ""],
+    "tcp.certificate": [3, "a\0b"],
+    "tcp.private_key": [3, "a\0b"],
     "http.enabled": [0],
     "http.address": ["localhost:-1"],
     "http.certificate": [3, "a\0b"],
