@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from shmbroker.core.model import Group, Topic
-from shmbroker.errors import NotFound
+from shmbroker.errors import ClientMistake, NotFound
 from shmbroker.formats.lane import FLAG_AUTOMATIC, REQUEST_DELETE_OFFSET, REQUEST_STORE_OFFSET, pack_key
 from shmbroker.formats.offsets import KEY_GROUP, name_key
 from shmbroker.front.handlers_catalog import Handler
@@ -96,6 +96,8 @@ async def commit_group(session: Session, request: local.CommitGroup) -> local.Co
     broker = session.broker
     topic, group = _find(broker, request.stream, request.topic, request.group)
     place = (topic.stream_id, topic.topic_id, group.group_id)
+    if len(request.partitions) != len(request.offsets):
+        raise ClientMistake(f"{len(request.offsets)} offsets for {len(request.partitions)} partitions")
     stores, fenced = [], []
     for partition_id, offset in zip(request.partitions, request.offsets, strict=True):
         if broker.groups.owns(session, *place, partition_id):

@@ -146,12 +146,12 @@ class _Poll:
     def stored(self, status: int, offset: int, _: int) -> None:
         """The worker's word on the stored offset of a poll of what is next."""
         try:
-            if status == ErrorCode.CONSUMER_OFFSET_NOT_FOUND:
-                value: Any = self.read(messages.POLL_FIRST, 0)
+            if self.place is not None and not self.is_owner():
+                value: Any = Gathered((_FENCED,), _POLLED.size)
+            elif status == ErrorCode.CONSUMER_OFFSET_NOT_FOUND:
+                value = self.read(messages.POLL_FIRST, 0)
             elif status:
                 value = error_from(status)
-            elif self.place is not None and not self.is_owner():
-                value = Gathered((_FENCED,), _POLLED.size)
             else:
                 value = self.read(messages.POLL_OFFSET, offset + 1)
         except ShmbrokerError as error:
