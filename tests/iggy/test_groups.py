@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -253,6 +254,29 @@ def test_members_of_the_published_client_fail_over_and_local_ones_join_them(
     counted = Counter(first.got + second.got + mine)
     assert len(counted) == 800
     assert not {text: count for text, count in counted.items() if count > 1 and text not in first.got}
+
+
+def test_a_member_of_the_published_client_goes_on_after_the_broker_was_killed(
+    broker: Embedded, member: Callable[[], IggyMember], eventually: Eventually
+) -> None:
+    with broker.connect() as local:
+        make_topic(local, 2, 50)
+        reader = member()
+        eventually(lambda: len(reader.got) == 100, "what was there", timeout_s=WAIT_S)
+        eventually(
+            lambda: [local.get_consumer_offset("s", "t", part, group="g") for part in (0, 1)] == [49, 49],
+            "the last commits",
+            timeout_s=WAIT_S,
+        )
+    killed = broker.pid
+    os.kill(killed, signal.SIGKILL)  # it is started again by whoever embeds it
+    eventually(lambda: broker.pid not in (killed, 0), "the next broker", timeout_s=WAIT_S)
+    with broker.connect() as local, local.producer("s", "t") as producer:
+        for partition in (0, 1):
+            producer.send([b"new %d/%d" % (partition, number) for number in range(50)], partition=partition)
+        eventually(lambda: len(reader.got) >= 200, "what came after", timeout_s=60)
+        assert len(reader.got) == len(set(reader.got)) == 200
+        assert list(local.get_group("s", "t", "g").members.values()) == [(0, 1)]
 
 
 def test_silent_members_are_out_of_their_groups_and_others_are_left_alone(
