@@ -18,14 +18,15 @@ from shmbroker.formats.batch import FLAG_WIRE_CHECKSUMS, FRAME_INDEX_ENTRY_SIZE,
 from shmbroker.front.logs import Log, Logs, not_open
 from shmbroker.front.records import slice_of, wire_header_of, with_checksums
 from shmbroker.front.reply import Buffer
-from shmbroker.limits import MIB
+from shmbroker.limits import KIB, MIB
 from shmbroker.storage.reader import LogReader, RecordSlice
 from shmbroker.wire import messages
 
 READERS_MAX: Final = 128
 REPLY_SIZE_MAX: Final = 16 * MIB
-READ_SIZE: Final = MIB
-"""Bytes of one read: what a reader that stops within a batch keeps alive."""
+READ_SIZE_MIN: Final = 16 * KIB
+SPARE: Final = 4096
+"""Bytes beyond the estimate, for headers and padding."""
 FILLED_SIZE_MAX: Final = 64 * MIB
 """Bytes of local batches kept with their checksums."""
 SMALL_PIECE: Final = 4096
@@ -52,6 +53,9 @@ class Readers:
         self._logs = logs
         self._readers: OrderedDict[tuple[int, int], LogReader] = OrderedDict()
         """By log and the offset where each stands; the least recently used first."""
+        self._message_size: dict[int, int] = {}
+        """Of each log: bytes of a message and its share of the rest, as the last poll had them. What is in the ring is
+        copied before it is looked at, so a read takes no more than it needs, and no less."""
         self._filled: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         """By incarnation and position: frames with their checksums."""
         self._filled_size = 0
@@ -71,26 +75,31 @@ class Readers:
         reader = self._reader_at(log, strategy, value, count)
         current = max(0, reader.visible_offset - 1)
         slices: list[RecordSlice] = []
-        size = 0
+        size = taken = 0
+        message_size = self._message_size.get(log.log_id, 0)
         try:
-            while count > 0 and size < REPLY_SIZE_MAX:
-                found = reader.read(count, READ_SIZE)
+            while taken < count and size < REPLY_SIZE_MAX:
+                wanted = max(READ_SIZE_MIN, (count - taken) * message_size + SPARE)
+                found = reader.read(count - taken, min(wanted, REPLY_SIZE_MAX - size))
                 if not found:
                     break
                 slices += found
-                count -= sum(each.count for each in found)
+                taken += sum(each.count for each in found)
                 size += sum(each.header.record_length for each in found)
+                header = found[-1].header
+                message_size = -(-header.record_length // header.message_count)
         except Corrupt:
             reader.close()
             raise
         if not slices:
             reader.close()
             return Polled(current, 0, [], 0, -1)
+        self._message_size[log.log_id] = message_size
         self._keep(log.log_id, reader)
         last = slices[-1]
         last_offset = last.header.base_offset + last.first + last.count - 1
         pieces, size = self._pieces_of(slices)
-        return Polled(max(current, last_offset), sum(each.count for each in slices), pieces, size, last_offset)
+        return Polled(max(current, last_offset), taken, pieces, size, last_offset)
 
     # --- readers ------------------------------------------------------------------------------------------------------
     def _reader_at(self, log: Log, strategy: int, value: int, count: int) -> LogReader:
@@ -129,6 +138,7 @@ class Readers:
 
     def forget(self, log_id: int) -> None:
         """The log is gone, or has another incarnation."""
+        self._message_size.pop(log_id, None)
         for key in [key for key in self._readers if key[0] == log_id]:
             self._readers.pop(key).close()
 
