@@ -81,6 +81,14 @@ NEEDED: Final[dict[int, Action]] = {
     Code.SEND_MESSAGES: Action.SEND,
     Code.FLUSH_UNSAVED_BUFFER: Action.SEND,
 }
+WITH_TOPIC: Final = frozenset({Action.READ_TOPIC, Action.MANAGE_TOPIC, Action.POLL, Action.SEND})
+WITH_STREAM: Final = WITH_TOPIC | {
+    Action.READ_STREAM,
+    Action.MANAGE_STREAM,
+    Action.READ_TOPICS,
+    Action.CREATE_TOPIC,
+}
+"""Actions on a stream, and those of them on a topic."""
 OWN: Final = frozenset({Code.GET_USER, Code.CHANGE_PASSWORD})
 """What a user may do about itself without any permission."""
 RIGHT_ACTIONS: Final[dict[str, Action]] = {"append": Action.SEND, "read": Action.POLL, "offsets": Action.POLL}
@@ -119,20 +127,11 @@ def authorise_user(catalog: Catalog, user: User, code: int, request: Any) -> Non
 
 def check(catalog: Catalog, user: User, action: Action, request: Any) -> None:
     """Raises 41 unless ``user`` may do ``action`` to the stream and topic that ``request`` names."""
-    stream = catalog.find_stream(request.stream) if action in _WITH_STREAM else None
+    stream = catalog.find_stream(request.stream) if action in WITH_STREAM else None
     stream_id = None if stream is None else stream.stream_id
     topic_id = None
-    if stream is not None and action in _WITH_TOPIC:
+    if stream is not None and action in WITH_TOPIC:
         topic = catalog.find_topic(stream.stream_id, request.topic)
         topic_id = None if topic is None else topic.topic_id
     if not user.grants.allow(action, stream_id, topic_id):
         raise Unauthorized(f"user {user.name!r} has no permission to {action.value}")
-
-
-_WITH_TOPIC: Final = frozenset({Action.READ_TOPIC, Action.MANAGE_TOPIC, Action.POLL, Action.SEND})
-_WITH_STREAM: Final = _WITH_TOPIC | {
-    Action.READ_STREAM,
-    Action.MANAGE_STREAM,
-    Action.READ_TOPICS,
-    Action.CREATE_TOPIC,
-}

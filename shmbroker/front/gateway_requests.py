@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shmbroker.core.users import User
 from shmbroker.errors import ClientMistake, ErrorCode, Unauthenticated, Unauthorized, error_from
-from shmbroker.front.authorise import authorise_user
+from shmbroker.front.authorise import NEEDED, WITH_STREAM, authorise_user
 from shmbroker.front.handlers_catalog import Handler
 from shmbroker.front.reply import Gathered, WithDescriptors
 from shmbroker.wire import local
@@ -53,6 +53,8 @@ async def authenticate(session: Session, request: local.Authenticate) -> local.A
 async def check_user(session: Session, request: local.CheckUser) -> local.Done:
     _check_owner(session)
     user = _user_of(session.broker, request.user_id, request.created_at_us)
+    if NEEDED.get(request.code) not in WITH_STREAM:
+        raise ClientMistake(f"command {request.code} is not about a stream or topic")
     authorise_user(session.broker.keeper.catalog, user, request.code, request)
     return local.Done()
 

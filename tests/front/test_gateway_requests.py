@@ -1,0 +1,190 @@
+"""What a local process of the broker's own user may ask in the name of others, and what others may not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shmbroker
+from shmbroker.client.connection import Connection, deadline_of
+from shmbroker.client.embedded import Embedded
+from shmbroker.core.permissions import GLOBAL_FLAGS, Permissions
+from shmbroker.errors import ErrorCode, ShmbrokerError
+from shmbroker.limits import LOGIN_FAILURES_MAX, U64_MAX
+from shmbroker.wire import groups, local, streams, system, topics, users
+from shmbroker.wire.codes import Code
+from shmbroker.wire.commands import decode_reply
+
+WAIT_S = 30.0
+NOBODY = 65_534
+READ_ONLY = Permissions(tuple(name == "read_streams" for name in GLOBAL_FLAGS))
+
+
+class Gateway:
+    """A connection, as the HTTP gateway has one."""
+
+    def __init__(self, data: Path) -> None:
+        self.connection = Connection(str(data), version=version("shmbroker"), timeout=WAIT_S)
+
+    def ask(self, request: Any) -> Any:
+        return self.connection.request(request, deadline_of(WAIT_S))
+
+    def by_password(self, username: str, password: str, address: str = "192.0.2.1") -> local.AuthenticateReply:
+        reply: local.AuthenticateReply = self.ask(local.Authenticate(username, password, None, address))
+        return reply
+
+    def as_user(self, who: local.AuthenticateReply, request: Any) -> Any:
+        body = b64encode(request.encode()).decode()
+        reply = self.ask(local.AsUser(who.user_id, who.created_at_us, request.CODE, body))
+        return decode_reply(request.CODE, b64decode(reply.body))
+
+    def may(self, who: local.AuthenticateReply, code: int, stream: int | str, topic: int | str) -> bool:
+        try:
+            self.ask(local.CheckUser(who.user_id, who.created_at_us, code, stream, topic))
+        except ShmbrokerError as error:
+            if error.number != ErrorCode.UNAUTHORIZED:
+                raise
+            return False
+        return True
+
+
+@pytest.fixture
+def gateway(broker: Embedded, tmp_path: Path) -> Iterator[Gateway]:
+    made = Gateway(tmp_path / "data")
+    made.ask(streams.CreateStream("s"))
+    made.ask(topics.CreateTopic("s", 0, "t"))
+    made.ask(users.CreateUser("alice", "her secret", 1, READ_ONLY))
+    yield made
+    made.connection.close()
+
+
+def refused(code: int, call: Callable[..., Any], *arguments: Any) -> str:
+    with pytest.raises(ShmbrokerError) as caught:
+        call(*arguments)
+    assert caught.value.number == code
+    return str(caught.value)
+
+
+def test_who_it_is_by_password_and_by_token(gateway: Gateway) -> None:
+    alice = gateway.by_password("alice", "her secret")
+    assert (alice.user_id, alice.username, alice.expires_at_us) == (1, "alice", None)
+    refused(ErrorCode.INVALID_CREDENTIALS, gateway.by_password, "alice", "not hers")
+    refused(ErrorCode.INVALID_CREDENTIALS, gateway.by_password, "nobody", "her secret")
+    refused(ErrorCode.INVALID_CREDENTIALS, gateway.by_password, "iggy", "iggy")
+    token = gateway.as_user(alice, users.CreateToken("token", U64_MAX)).token
+    assert gateway.ask(local.Authenticate(None, None, token, "")) == alice
+    short = gateway.as_user(alice, users.CreateToken("an hour", 3_600_000_000)).token
+    assert gateway.ask(local.Authenticate(None, None, short, "")).expires_at_us > alice.created_at_us
+    refused(ErrorCode.INVALID_TOKEN, gateway.ask, local.Authenticate(None, None, token + "x", ""))
+    for wrong in (
+        (None, None, None),
+        ("alice", None, None),
+        ("alice", "her secret", token),
+        (None, "her secret", token),
+    ):
+        refused(ErrorCode.INVALID_COMMAND, gateway.ask, local.Authenticate(*wrong, ""))
+
+
+def test_attempts_are_those_of_the_address_that_the_gateway_names(gateway: Gateway) -> None:
+    for _ in range(LOGIN_FAILURES_MAX):
+        refused(ErrorCode.INVALID_CREDENTIALS, gateway.by_password, "alice", "not hers", "192.0.2.7:1")
+    text = refused(ErrorCode.TRANSIENT_NOT_ACCEPTED, gateway.by_password, "alice", "her secret", "192.0.2.7:2")
+    assert "192.0.2.7" in text
+    assert gateway.by_password("alice", "her secret", "192.0.2.8:1").username == "alice"
+
+
+def test_a_command_in_the_name_of_a_user(gateway: Gateway) -> None:
+    alice = gateway.by_password("alice", "her secret")
+    assert gateway.as_user(alice, streams.GetStream("s")).stream.name == "s"
+    assert gateway.as_user(alice, streams.GetStream("missing")) is None
+    me = gateway.as_user(alice, system.GetMe()).client
+    assert (me.user_id, me.transport) == (alice.user_id, 3)
+    refused(ErrorCode.UNAUTHORIZED, gateway.as_user, alice, streams.CreateStream("another"))
+    refused(ErrorCode.UNAUTHORIZED, gateway.as_user, alice, users.GetUsers())
+    for request in (groups.JoinGroup("s", "t", "g"), groups.SyncGroup("s", "t", "g"), users.Logout(), local.Stats()):
+        refused(ErrorCode.INVALID_COMMAND, gateway.as_user, alice, request)
+    wrong_bodies = ("not base64!", b64encode(b"not a body").decode())
+    for body in wrong_bodies:
+        asked = local.AsUser(alice.user_id, alice.created_at_us, Code.GET_STREAM, body)
+        refused(ErrorCode.INVALID_COMMAND, gateway.ask, asked)
+
+
+def test_the_current_password_is_asked_of_users_not_of_the_owner(gateway: Gateway) -> None:
+    alice = gateway.by_password("alice", "her secret")
+    refused(ErrorCode.INVALID_CREDENTIALS, gateway.as_user, alice, users.ChangePassword("alice", "wrong", "another"))
+    gateway.ask(users.ChangePassword("iggy", "", "root's"))
+    root = gateway.by_password("iggy", "root's")
+    refused(ErrorCode.INVALID_CREDENTIALS, gateway.as_user, root, users.ChangePassword("iggy", "wrong", "another"))
+    refused(ErrorCode.INVALID_CREDENTIALS, gateway.as_user, root, users.ChangePassword("alice", "wrong", "another"))
+    gateway.as_user(alice, users.ChangePassword("alice", "her secret", "another"))
+    assert gateway.by_password("alice", "another") == alice
+
+
+def test_whether_a_user_may(gateway: Gateway) -> None:
+    alice = gateway.by_password("alice", "her secret")
+    assert gateway.may(alice, Code.POLL_MESSAGES, "s", "t")
+    assert not gateway.may(alice, Code.SEND_MESSAGES, "s", "t")
+    assert not gateway.may(alice, Code.SEND_MESSAGES, "missing", 7)
+    gateway.ask(users.UpdatePermissions("alice", None))
+    assert not gateway.may(alice, Code.POLL_MESSAGES, "s", "t")
+    for code in (Code.GET_USER, Code.GET_STATS, Code.PING, 77):
+        refused(ErrorCode.INVALID_COMMAND, gateway.may, alice, code, "s", "t")
+
+
+def test_a_user_that_is_gone_is_not_the_next_of_its_id(gateway: Gateway) -> None:
+    alice = gateway.by_password("alice", "her secret")
+    gateway.ask(users.UpdateUser("alice", None, users.STATUS_INACTIVE))
+    refused(ErrorCode.UNAUTHENTICATED, gateway.as_user, alice, system.GetMe())
+    refused(ErrorCode.USER_INACTIVE, gateway.by_password, "alice", "her secret")
+    gateway.ask(users.UpdateUser("alice", None, users.STATUS_ACTIVE))
+    assert gateway.as_user(alice, system.GetMe()).client.user_id == 1
+    gateway.ask(users.DeleteUser("alice"))
+    assert gateway.ask(users.CreateUser("robert", "secret", 1)).user.user_id == alice.user_id
+    refused(ErrorCode.UNAUTHENTICATED, gateway.as_user, alice, system.GetMe())
+    refused(ErrorCode.UNAUTHENTICATED, gateway.may, alice, Code.POLL_MESSAGES, "s", "t")
+
+
+@contextlib.contextmanager
+def other_user() -> Iterator[None]:
+    """As who the kernel sees this process connect."""
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, which needs root")
+def test_another_local_user_speaks_for_nobody(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[local]\nany_user = true\n")
+    with shmbroker.embedded(tmp_path / "data", config=settings) as broker:
+        own = Gateway(tmp_path / "data")
+        own.ask(users.CreateUser("alice", "her secret", 1))
+        directory = Path(own.connection.hello.runtime)
+        directory.chmod(0o711)
+        for above in (tmp_path, *tmp_path.parents):
+            if above.stat().st_uid == 0 and above != Path("/"):
+                above.chmod(above.stat().st_mode | 0o011)
+        (tmp_path / "data").chmod(0o711)
+        (tmp_path / "data" / "runtime").chmod(0o644)
+        with other_user():
+            other = Gateway(tmp_path / "data")
+        assert broker.pid
+        refused(ErrorCode.UNAUTHORIZED, other.by_password, "alice", "her secret")
+        alice = own.by_password("alice", "her secret")
+        refused(ErrorCode.UNAUTHORIZED, other.as_user, alice, system.GetMe())
+        check = local.CheckUser(alice.user_id, alice.created_at_us, Code.POLL_MESSAGES, "s", "t")
+        refused(ErrorCode.UNAUTHORIZED, other.ask, check)
+        assert "no permission to poll" in refused(ErrorCode.UNAUTHORIZED, own.ask, check), "the owner is told"
+        refused(ErrorCode.INVALID_CREDENTIALS, other.ask, users.ChangePassword("alice", "wrong", "another"))
+        for each in (own, other):
+            each.connection.close()
