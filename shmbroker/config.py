@@ -33,7 +33,7 @@ from shmbroker.limits import (
 VARIABLE_PREFIX: Final = "SHMBROKER_"
 FOREIGN_PREFIX: Final = "IGGY_"
 """Variables of this prefix are not ours; only those that ask for durability are looked at, to refuse them."""
-_NO_SETTINGS: Final = frozenset({"SHMBROKER_CRASH_AT", "SHMBROKER_FAIL_AT", "SHMBROKER_TRACEBACK"})
+_NO_SETTINGS: Final = frozenset({"SHMBROKER_CRASH_AT", "SHMBROKER_FAIL_AT", "SHMBROKER_HOME", "SHMBROKER_TRACEBACK"})
 _TEST_PREFIX: Final = "SHMBROKER_TEST_"
 _DATA_VARIABLE: Final = "SHMBROKER_DATA"
 """Another name of broker.data, which the client commands read too."""

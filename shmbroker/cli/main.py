@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from shmbroker import errors
 from shmbroker.cli import (
     bench,
+    context,
     demo,
     group,
     log,
@@ -28,10 +29,15 @@ from shmbroker.cli import (
     partition,
     segment,
     serve,
+    session,
     stats,
     stream,
+    system,
+    token,
     topic,
+    user,
 )
+from shmbroker.cli.connection import Globals, set_globals
 from shmbroker.errors import ShmbrokerError
 
 TRACEBACK_VARIABLE = "SHMBROKER_TRACEBACK"
@@ -87,11 +93,27 @@ for tree, name, alias in (
     (message.app, "message", "m"),
     (offset.app, "consumer-offset", "o"),
     (group.app, "consumer-group", "g"),
+    (user.app, "user", "u"),
+    (system.client_app, "client", "c"),
+    (system.cluster_app, "cluster", "cl"),
+    (context.app, "context", "ctx"),
+    (session.app, "session", "sess"),
 ):
     app.add_typer(tree, name=name)
     app.add_typer(tree, name=alias, hidden=True)
 app.add_typer(log.app, name="log")
+app.add_typer(token.app, name="pat")
 app.command("serve")(serve.serve)
+for command, name, alias in (
+    (session.login, "login", "li"),
+    (session.logout, "logout", "lo"),
+):
+    app.command(name)(command)
+    app.command(alias, hidden=True)(command)
+app.command("ping")(system.ping)
+app.command("me")(system.me)
+app.command("options")(system.options)
+app.command("snapshot")(system.snapshot)
 app.command("stats")(stats.stats)
 app.command("demo")(demo.demo)
 app.command("bench")(bench.bench)
@@ -107,11 +129,34 @@ def print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    tcp_server_address: Annotated[
+        str | None,
+        typer.Option("--tcp-server-address", metavar="HOST:PORT", help="A broker over TCP instead of one of --data."),
+    ] = None,
+    username: Annotated[str | None, typer.Option("--username", "-u", help="Who logs in there.")] = None,
+    password: Annotated[
+        str | None, typer.Option("--password", "-p", help="Asked for where it is not given. [env: IGGY_PASSWORD]")
+    ] = None,
+    token: Annotated[str | None, typer.Option("--token", "-t", help="Log in with this personal access token.")] = None,
+    token_name: Annotated[
+        str | None, typer.Option("--token-name", "-n", help="Log in with one that `pat create --store-token` kept.")
+    ] = None,
+    tcp_tls_enabled: Annotated[bool, typer.Option("--tcp-tls-enabled", help="TLS over TCP.")] = False,
+    tcp_tls_ca_file: Annotated[
+        str | None, typer.Option("--tcp-tls-ca-file", metavar="FILE", help="Certificates to trust, in PEM.")
+    ] = None,
+    tcp_tls_domain: Annotated[
+        str | None, typer.Option("--tcp-tls-domain", metavar="NAME", help="The name in the broker's certificate.")
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    set_globals(
+        Globals(
+            tcp_server_address, username, password, token, token_name, tcp_tls_enabled, tcp_tls_ca_file, tcp_tls_domain
+        )
+    )
 
 
 def message_of(error: BaseException) -> str:
@@ -123,7 +168,8 @@ def message_of(error: BaseException) -> str:
         return what
     text = " ".join(str(error).split()) or type(error).__name__
     remedy = next((remedy for kind, remedy in REMEDIES.items() if isinstance(error, kind)), "")
-    if remedy and "shmbroker " not in text:
+    is_of_catalog = not isinstance(error, errors.NotFound) or error.number >= errors.ErrorCode.STREAM_NOT_FOUND
+    if remedy and is_of_catalog and "shmbroker " not in text:
         text = f"{text.rstrip('.')}. {remedy}"
     return text
 

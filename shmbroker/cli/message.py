@@ -265,6 +265,9 @@ def poll(
     output_file: Annotated[
         Path | None, typer.Option("--output-file", dir_okay=False, help="Write them there, for send --input-file.")
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Then print every message as it comes, until Ctrl-C.")
+    ] = False,
     data: Data = DATA_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -273,6 +276,8 @@ def poll(
     `shmbroker message poll market trades 0 --first --message-count 10`
 
     `shmbroker message poll market trades 0 --next --consumer audit --auto-commit --json`
+
+    `shmbroker message poll market trades 0 --last --follow`
     """
     start: dict[str, Any] = {
         "offset": offset, "timestamp": timestamp, "first": first or None,
@@ -281,12 +286,17 @@ def poll(
     start = {key: value for key, value in start.items() if value is not None}
     if len(start) != 1:
         raise typer.BadParameter("give exactly one of --offset, --timestamp, --first, --last, --next")
+    if follow and output_file is not None:
+        raise typer.BadParameter("--follow prints what comes: it does not go with --output-file")
     who = identifier(consumer)
     named: dict[str, Any] = {"id": who} if isinstance(who, int) else {"name": who}
     with (
         connected(data) as client,
         client.consumer(identifier(stream), identifier(topic), partition=partition, **named, **start) as reader,
     ):
+        if follow:
+            follow_messages(reader, auto_commit=auto_commit, as_json=as_json)
+            return
         messages = list(islice(polled(reader, message_count), message_count))
         if output_file is not None:
             output_file.write_bytes(b"".join(map(frame_of, messages)))
@@ -297,6 +307,19 @@ def poll(
     if output_file is not None:
         facts = {"messages": len(messages), "output_file": str(output_file)}
         output.print_done(f"{len(messages):,} messages written to {output_file}.", facts, as_json=as_json)
+
+
+def follow_messages(reader: Any, *, auto_commit: bool, as_json: bool) -> None:
+    """A line for each message, from where the reader stands, until it is interrupted. JSON: an object a line."""
+    for batch in reader:
+        for message in batch.messages():
+            if as_json:
+                output.print_json(row_of(message, as_json=True))
+            else:
+                row = row_of(message, as_json=False)
+                output.print_line(f"{row['offset']:>12,}  {row['timestamp']}  {row['payload']}")
+        if auto_commit:
+            reader.commit()
 
 
 def polled(reader: Any, wanted: int) -> Iterator[Message]:
@@ -311,22 +334,27 @@ def print_messages(messages: Iterable[Message], *, show_headers: bool, as_json: 
     columns = {"offset": "Offset", "timestamp": "Timestamp", "id": "ID", "length": "Length", "payload": "Payload"}
     rows = []
     for message in messages:
-        row: dict[str, Any] = {
-            "offset": message.offset,
-            "timestamp": message.timestamp_us if as_json else output.time_text(message.timestamp_us),
-            "id": f"{message.id:032x}",
-            "length": len(message.payload),
-            **payload_of(message.payload, as_json=as_json),
-        }
-        if as_json:
-            row["headers"] = {printable(key): jsonable(value) for key, value in message.headers.items()}
-        elif show_headers:
+        row = row_of(message, as_json=as_json)
+        if show_headers and not as_json:
             for key, value in message.headers.items():
                 name = printable(key)
                 columns.setdefault(f"header {name}", f"Header: {name}")
                 row[f"header {name}"] = printable(value)
         rows.append(row)
     output.print_rows(rows, columns, as_json=as_json, empty="No messages from there on.")
+
+
+def row_of(message: Message, *, as_json: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "offset": message.offset,
+        "timestamp": message.timestamp_us if as_json else output.time_text(message.timestamp_us),
+        "id": f"{message.id:032x}",
+        "length": len(message.payload),
+        **payload_of(message.payload, as_json=as_json),
+    }
+    if as_json:
+        row["headers"] = {printable(key): jsonable(value) for key, value in message.headers.items()}
+    return row
 
 
 def payload_of(payload: bytes, *, as_json: bool) -> dict[str, str]:

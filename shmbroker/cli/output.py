@@ -33,7 +33,13 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, default=str, ensure_ascii=False) + "\n")
+    print_line(json.dumps(value, default=str, ensure_ascii=False))
+
+
+def print_line(text: str) -> None:
+    """Now, even into a pipe: somebody may follow."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, as_json: bool, empty: str) -> None:
@@ -70,8 +76,7 @@ def print_done(sentence: str, facts: Mapping[str, Any], *, as_json: bool) -> Non
     if as_json:
         print_json(dict(facts))
     else:
-        sys.stdout.write(sentence + "\n")
-        sys.stdout.flush()
+        print_line(sentence)
 
 
 def print_note(text: str) -> None:

@@ -21,7 +21,7 @@ PARTITION_COLUMNS = {
 
 
 def stats(data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
-    """Show workers, partitions, and how well writes are shared. JSON has every counter.
+    """Show workers, partitions, and how well writes are shared; over TCP the broker alone. JSON has every counter.
 
     `shmbroker stats`
 
@@ -31,6 +31,9 @@ def stats(data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
         facts = client.stats()
     if as_json:
         output.print_json(facts)
+        return
+    if not facts["workers"]:  # over TCP: the figures that Iggy's protocol has
+        output.print_properties(facts["broker"], as_json=False)
         return
     broker = {
         **facts["broker"],
