@@ -1,7 +1,9 @@
 """Who a peer is: passwords and tokens, the gate for versions, and how often one may try.
 
 - A password is held as an argon2id hash and looked at in threads of its own, so that nobody's login holds up anybody's
-  messages. An unknown user, and one without a password, costs the same time as a wrong password.
+  messages. An unknown user, and one without a password, costs the same time as a wrong password. One that has been
+  right is recognised by a keyed digest that this process alone can compute, so that the clients of a broker which was
+  started again do not queue up for seconds.
 - A token is 50 random bytes; what is held is their SHA-256, by which it is found, and which says nothing about it.
 - Failed attempts are counted for each address (``core.attempts``). Beyond the bound an attempt is not looked at but
   refused with 58, "not accepted, safe to try again", which Iggy's clients do by themselves.
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 ROOT_USERNAME_VARIABLE: Final = "IGGY_ROOT_USERNAME"
 ROOT_PASSWORD_VARIABLE: Final = "IGGY_ROOT_PASSWORD"
 TOKEN_RANDOM_SIZE: Final = 50
+PROOF_SIZE: Final = 32
 MADE_UP_SIZE: Final = 18
 """Random bytes of a password that is made up."""
 THREADS: Final = 2
@@ -87,6 +90,9 @@ class Logins:
         self._hasher = PasswordHasher(ARGON2_PASSES, ARGON2_MEMORY_KIB, ARGON2_LANES)
         self._nobody = _hash_of_nothing()
         """Takes as long to look at as a real one."""
+        self._proof_key = secrets.token_bytes(PROOF_SIZE)
+        self._proved: dict[int, tuple[str, bytes]] = {}
+        """By user: the hash that a password has fitted, and the proof of that password."""
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="passwords")
         self._attempts = Attempts()
         self._turns: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
@@ -142,11 +148,19 @@ class Logins:
 
     async def _fits(self, user: User | None, password: str) -> bool:
         held = NO_PASSWORD if user is None else user.password_hash
+        proof = hashlib.blake2b(password.encode(errors="replace"), key=self._proof_key, digest_size=PROOF_SIZE).digest()
+        if user is not None:
+            proved_hash, proved = self._proved.get(user.user_id, (NO_PASSWORD, b""))
+            if held and proved_hash == held and hmac.compare_digest(proved, proof):
+                return True
         fits = await asyncio.get_running_loop().run_in_executor(
             self._executor, self._verify, held or self._nobody, password
         )
         # It was awaited: the user may have gone, or have another password.
-        return fits and user is not None and self._users.holds(user) and user.password_hash == held
+        if not fits or user is None or not self._users.holds(user) or user.password_hash != held:
+            return False
+        self._proved[user.user_id] = held, proof
+        return True
 
     def _verify(self, held: str, password: str) -> bool:
         try:
