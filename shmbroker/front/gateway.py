@@ -45,7 +45,6 @@ class GatewayProcess:
 
     def __init__(self, data: str, config: HttpConfig) -> None:
         """Binds the address. Raises InvalidConfiguration where it cannot be."""
-        check_installed()
         self._data = data
         self._config = config
         self._listener = _listen(config)

@@ -34,6 +34,7 @@ from shmbroker.config import Config, load
 from shmbroker.core.users import ROOT_ID
 from shmbroker.errors import ShmbrokerError
 from shmbroker.front.broker import Broker
+from shmbroker.front.gateway import check_installed
 from shmbroker.front.login import RootCredentials, take_root_credentials
 from shmbroker.front.places import Places
 
@@ -78,6 +79,8 @@ def serve(
     Raises what keeps it from starting: Unavailable, InvalidConfiguration, Corrupt, DiskFailed, NoSpace.
     """
     _raise_descriptor_limit()
+    if config.http.enabled:
+        check_installed()
     root = take_root_credentials(os.environ)
     places = Places.take(config.broker.data, config.broker.runtime)
     try:

@@ -279,7 +279,7 @@ def _read_entries(reader: LogReader, count: int) -> list[dict[str, Any]]:
         if not pieces:
             break
         for piece in pieces:
-            found, size_left = entries_of(piece, size_left)
+            found, size_left = entries_of(piece, size_left, is_first=not entries)
             entries += found
             if size_left < 0:
                 return entries

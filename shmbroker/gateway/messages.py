@@ -216,9 +216,9 @@ class PolledMessages(BaseModel):
     messages: list[PolledMessage]
 
 
-def entries_of(piece: RecordSlice, size_left: int) -> tuple[list[dict[str, Any]], int]:
-    """The messages of a slice as JSON values, as many as ``size_left`` bytes of frames hold but at least one; and what
-    is left of it then, below 0 where some were left out."""
+def entries_of(piece: RecordSlice, size_left: int, *, is_first: bool) -> tuple[list[dict[str, Any]], int]:
+    """The messages of a slice as JSON values, as many as ``size_left`` bytes of frames hold, but at least one of the
+    first slice of an answer; and what is left of it then, below 0 where some were left out."""
     header, record, first, count = piece
     index = record[HEADER_SIZE + header.frames_length :].cast("B")
     lengths = [length for (length,) in INDEX_ENTRY.iter_unpack(index[: (first + count) * FRAME_INDEX_ENTRY_SIZE])]
@@ -226,7 +226,7 @@ def entries_of(piece: RecordSlice, size_left: int) -> tuple[list[dict[str, Any]]
     entries: list[dict[str, Any]] = []
     for length in lengths[first:]:
         size_left -= length
-        if size_left < 0 and entries:
+        if size_left < 0 and (entries or not is_first):
             break
         entries.append(_entry_of(bytes(record[start : start + length]), header))
         start += length

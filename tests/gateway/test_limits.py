@@ -1,0 +1,91 @@
+"""Bodies that are too large or too slow, logins that fail too often, answers that would be too large."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from .conftest import USER, Serve, Served, batch, make_topic
+
+LIMIT = 64 * 1024
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Bodies of 64 KiB, and a second for each request."""
+    served = Served(tmp_path_factory.mktemp("narrow") / "data", HTTP_BODY_SIZE_MAX=str(LIMIT), HTTP_TIME_LIMIT="1s")
+    yield served
+    served.close()
+
+
+def test_413_for_a_body_that_says_it_is_too_large(narrow: Served) -> None:
+    with narrow.client() as api:
+        answer = api.post("/streams", content=b" " * (LIMIT + 1))
+        assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+        assert answer.headers["Connection"] == "close"
+        topic = make_topic(api)
+        assert api.post(f"{topic}/messages", json=batch(b"x" * (LIMIT // 2))).status_code == 201
+        assert api.post(f"{topic}/messages", json=batch(b"x" * LIMIT)).status_code == 413
+
+
+def test_413_for_a_body_that_turns_out_to_be(narrow: Served) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(LIMIT // 1024 + 1):
+            yield b" " * 1024
+
+    with narrow.client() as api:
+        topic = make_topic(api)
+        for path in ("/streams", f"{topic}/messages"):
+            answer = api.post(path, content=chunks(), headers={"Content-Type": "application/json"})
+            assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+
+
+def test_408_for_a_body_that_does_not_come(narrow: Served) -> None:
+    with narrow.client() as api:
+        authorization = api.headers["Authorization"]
+    host, _, port = narrow.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as slow:
+        head = f"POST /streams HTTP/1.1\r\nHost: x\r\nAuthorization: {authorization}\r\nContent-Length: 100\r\n\r\n"
+        slow.sendall(head.encode() + b'{"name"')
+        received = b""
+        while part := slow.recv(65_536):
+            received += part
+    assert received.startswith(b"HTTP/1.1 408 ")
+    assert b'"request_timeout"' in received
+
+
+def test_429_where_logins_fail_too_often_and_tokens_go_on(serve: Serve) -> None:
+    served = serve()
+    with served.client() as api, httpx.Client(base_url=served.url) as guesser:
+        for number in range(200):
+            answer = guesser.post("/users/login", json={"username": USER, "password": f"guess-{number}"})
+            if answer.status_code != 400:
+                break
+        assert answer.status_code == 429
+        assert answer.headers["Retry-After"] == "1"
+        assert api.get("/streams").status_code == 200
+        for _ in range(30):
+            wrong = guesser.get("/streams", headers={"Authorization": "Bearer guessed"})
+            assert wrong.status_code == 401
+        token = api.post("/personal-access-tokens", json={"name": "robot", "expiry": 0}).json()["token"]
+        robot = guesser.get("/streams", headers={"Authorization": f"Bearer {token}"})
+        assert robot.status_code == 200, "wrong tokens of others do not lock out the right ones"
+
+
+def test_a_poll_gives_what_fits_into_one_answer_and_the_rest_later(serve: Serve) -> None:
+    served = serve(HTTP_BODY_SIZE_MAX="16 MiB", HTTP_TIME_LIMIT="60s")
+    with served.client() as api:
+        topic = make_topic(api)
+        sent = [bytes([number]) * (7 * 1024 * 1024) for number in range(3)]
+        for payload in sent:
+            assert api.post(f"{topic}/messages", json=batch(payload)).status_code == 201
+        offsets: list[int] = []
+        while len(offsets) < len(sent):
+            answer = api.get(f"{topic}/messages", params={"value": len(offsets), "count": 100}).json()
+            found = [message["header"]["offset"] for message in answer["messages"]]
+            assert 1 <= len(found) <= 2
+            offsets += found
+        assert offsets == [0, 1, 2]
