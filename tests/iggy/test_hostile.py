@@ -178,7 +178,7 @@ def test_slow_readers_cost_bounded_memory_and_get_everything_in_the_end(
     slow = []
     for _ in range(20):
         client = raw()
-        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         frames = []
         for _ in range(10):
             frames.append(client.connection.request(poll_request(0, 160)))
