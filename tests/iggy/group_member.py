@@ -37,7 +37,12 @@ async def main(address: str) -> None:
     async def take(message: ReceiveMessage) -> None:
         os.write(1, json.dumps(message.payload().decode()).encode() + b"\n")
 
-    await consumer.consume_messages(take, asyncio.Event())
+    while True:
+        try:
+            await consumer.consume_messages(take, asyncio.Event())
+        except RuntimeError as error:  # while the broker is away the client may also say so instead of waiting
+            print(f"again after: {error}", file=sys.stderr)
+            await asyncio.sleep(0.1)
 
 
 asyncio.run(main(sys.argv[1]))
