@@ -61,7 +61,7 @@ class Globals:
         return any((self.username, self.token, self.token_name))
 
 
-_run: ContextVar[Globals] = ContextVar("run", default=Globals())
+_run: ContextVar[Globals | None] = ContextVar("run", default=None)
 
 
 def set_globals(given: Globals) -> None:
@@ -71,7 +71,7 @@ def set_globals(given: Globals) -> None:
 
 def globals_of_run() -> Globals:
     """What the root command was given."""
-    return _run.get()
+    return _run.get() or Globals()
 
 
 @contextmanager

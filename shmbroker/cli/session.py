@@ -25,7 +25,9 @@ def login(
 ) -> None:
     """Log in at a broker over TCP; commands that go there need no credentials until the session ends.
 
-    `shmbroker --tcp-server-address 127.0.0.1:8090 --username iggy login 1h`
+    `shmbroker login 1h`
+
+    `shmbroker --tcp-server-address 10.0.0.5:8090 --username iggy login`
     """
     from shmbroker.client.client import Client
 
@@ -52,7 +54,7 @@ def login(
 def logout(as_json: Json = False) -> None:
     """End the login session: its token is deleted here and at the broker.
 
-    `shmbroker --tcp-server-address 127.0.0.1:8090 logout`
+    `shmbroker logout`
     """
     from shmbroker.client.client import Client
 

@@ -5,6 +5,9 @@ when the answer to the one before has come; whoever offers or reaps moves this o
 leave in the order of their offers. What the broker answers becomes a completion; when the session ends, the lane is
 closed, and what was under way gets OutcomeUnknown from its port, as with a lane in shared memory.
 
+A batch travels under its producer id and sequence number, as the header's client and request number: the broker knows
+by these what it has appended already, so that sending one again, in whichever session, appends nothing twice.
+
 Written by whoever holds the lane's lock, which is the innermost one.
 """
 
@@ -20,6 +23,7 @@ from typing import Final, NamedTuple
 from shmbroker.client.tcp import TcpConnection
 from shmbroker.client.wire_batch import wire_batch_of
 from shmbroker.errors import ErrorCode
+from shmbroker.formats.batch import unpack_header
 from shmbroker.formats.lane import REQUEST_APPEND
 from shmbroker.limits import BATCH_SIZE_MAX, LANE_IN_FLIGHT_MAX, MIB
 from shmbroker.shm.doorbell import EventDoorbell
@@ -47,6 +51,8 @@ class Outgoing(NamedTuple):
     """A batch that waits. ``head`` is the body up to the frames."""
 
     number: int
+    producer_id: int
+    sequence: int
     message_count: int
     head: bytes
     frames: Buffer
@@ -99,10 +105,13 @@ class WireLane:
             is_full = self._queue and self._queued_size + body_length > QUEUE_SIZE_MAX
             if self._closed or is_full or len(self._queue) >= LANE_IN_FLIGHT_MAX:
                 return False
+        record = unpack_header(buffers[0])
         header, frames = wire_batch_of([bytes(buffers[0]), memoryview(buffers[1])])
-        count = int.from_bytes(header[48:52], "little")
+        count = record.message_count
         request = SendMessages(target.stream, target.topic, Partitioning.partition(target.partition), count, b"")
-        outgoing = Outgoing(request_number, count, request.encode_head() + header, frames)
+        outgoing = Outgoing(
+            request_number, record.producer_id, record.producer_sequence, count, request.encode_head() + header, frames
+        )
         with self._lock:
             self._queue.append(outgoing)
             self._queued_size += outgoing.size
@@ -158,6 +167,7 @@ class WireLane:
         if self._in_flight is None and self._queue:
             outgoing = self._in_flight = self._queue.popleft()
             self._queued_size -= outgoing.size
+            self._codec.client, self._codec.request_number = outgoing.producer_id, outgoing.sequence
             head = self._codec.request_head(BY_CODE[SendMessages.CODE], outgoing.size)
             self._unsent = [memoryview(head + outgoing.head), memoryview(outgoing.frames)]
         while self._unsent and not self._closed:
