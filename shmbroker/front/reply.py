@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shmbroker.wire.bodies import Reply
 
@@ -19,8 +20,7 @@ class WithDescriptors:
     sent: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+class Gathered(NamedTuple):
     """The body of a reply in pieces, sent one after the other without being copied together."""
 
     pieces: Sequence[Buffer]
@@ -28,8 +28,7 @@ class Gathered:
     """Bytes of all pieces."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One whole frame: its buffers in order, what travels beside the first byte, and whether the connection ends."""
 
     buffers: Sequence[Buffer]

@@ -10,6 +10,7 @@ reply   u32 partition, u64 current offset, u32 messages, then batches to the end
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 from typing import ClassVar, Final, NamedTuple, Self
 
@@ -39,6 +40,9 @@ _POLL_END: Final = Struct("<BQIB")
 _POLLED: Final = Struct("<IQI")
 _BATCH_SHAPE: Final = Struct("<32xQ8xI")
 """Batch length and message count, of a batch's header."""
+
+_TARGET_SIZE_MAX: Final = 1024
+"""Three names of 255 bytes, and less than 64 bytes beside them."""
 
 assert _CONFIRMATION.size == 20
 assert _POLLED.size == 16
@@ -87,16 +91,35 @@ class SendMessages:
     @classmethod
     def decode(cls, reader: Reader) -> Self:
         """As in the drawing. Raises Malformed also where length and count of the batch contradict the body."""
-        metadata = Reader(reader.take(reader.u32()))
-        stream, topic, partitioning = metadata.identifier(), metadata.identifier(), _partitioning(metadata)
-        count = metadata.u32()
-        metadata.finish()
+        metadata = reader.take(reader.u32())
+        if not U32.size <= len(metadata) <= _TARGET_SIZE_MAX:
+            raise Malformed(f"{len(metadata)} bytes before a batch")
+        stream, topic, partitioning = _send_target(bytes(metadata[: -U32.size]))
+        count = U32.unpack(metadata[-U32.size :])[0]
         batch = reader.rest()
         if count == 0:
             raise Malformed("a batch without messages", ErrorCode.INVALID_MESSAGES_COUNT)
         if len(batch) < BATCH_HEADER_SIZE or _BATCH_SHAPE.unpack_from(batch) != (len(batch), count):
             raise Malformed("a batch that does not fit its request")
         return cls(stream, topic, partitioning, count, batch)
+
+
+@lru_cache(maxsize=1024)
+def _send_target(target: bytes) -> tuple[Identifier, Identifier, Partitioning]:
+    """Stream, topic, partitioning. A client names the same ones again and again: they are taken apart once."""
+    reader = Reader(target)
+    found = reader.identifier(), reader.identifier(), _partitioning(reader)
+    reader.finish()
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _poll_target(target: bytes) -> tuple[Consumer, Identifier, Identifier, int | None]:
+    """Consumer, stream, topic, partition, in the same way."""
+    reader = Reader(target)
+    found = reader.consumer(), reader.identifier(), reader.identifier(), reader.optional_partition()
+    reader.finish()
+    return found
 
 
 def _partitioning(reader: Reader) -> Partitioning:
@@ -158,11 +181,16 @@ class PollMessages:
     @classmethod
     def decode(cls, reader: Reader) -> Self:
         """As in the drawing."""
-        head = reader.consumer(), reader.identifier(), reader.identifier(), reader.optional_partition()
-        strategy = reader.u8()
+        size = reader.remaining - _POLL_END.size
+        if not 0 <= size <= _TARGET_SIZE_MAX:
+            raise Malformed("a poll of the wrong length")
+        head = _poll_target(bytes(reader.take(size)))
+        strategy, value, count, auto_commit = _POLL_END.unpack(reader.rest())
         if not POLL_OFFSET <= strategy <= POLL_NEXT:
             raise Malformed(f"a polling strategy of kind {strategy}")
-        return cls(*head, strategy, reader.u64(), reader.u32(), reader.flag())
+        if auto_commit > 1:
+            raise Malformed(f"a flag of {auto_commit}")
+        return cls(*head, strategy, value, count, auto_commit == 1)
 
 
 @dataclass(frozen=True, slots=True)

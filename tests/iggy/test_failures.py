@@ -142,7 +142,7 @@ def test_a_poll_of_what_is_not_there_raises_its_text(run: Run) -> None:
 def test_tls(tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
-    made = f"req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext {names} -keyout {key} -out {certificate}"
+    made = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext {names} -keyout {key} -out {certificate}"
     subprocess.run(["openssl", *made.split()], check=True, capture_output=True)
     config = tmp_path / "config.toml"
     config.write_text(f'[tcp]\ncertificate = "{certificate}"\nprivate_key = "{key}"\n')
