@@ -7,7 +7,8 @@ Started by the front with exec::
 ``--settings`` are those of config.HttpConfig; there is no secret among them. ``--listen`` is the bound socket, so that
 a gateway that is started again has the same address and loses no connection that waits in its backlog. ``--ready`` gets
 a byte once it serves. The end of ``--pipe`` says that the front is dead: nothing can be answered any more, and it exits
-at once. SIGTERM has it finish what is under way, for a bounded time.
+at once. SIGTERM, which it sends itself where it lost its way to the broker, has it finish what is under way, for
+a bounded time; the front starts another.
 
 Exit status: 0 after SIGTERM, 1 where it cannot start, 2 after the front's death.
 """
@@ -34,7 +35,7 @@ from shmbroker.gateway.app import make_app
 from shmbroker.gateway.backend import Backend
 from shmbroker.gateway.caller import Gateway
 from shmbroker.gateway.exchange import Exchange
-from shmbroker.gateway.timely import TimelyProtocol
+from shmbroker.gateway.timely import timely
 from shmbroker.limits import HTTP_CONNECTIONS_MAX
 from shmbroker.shm.liveness import PipeWatch
 
@@ -42,6 +43,8 @@ EXIT_FAILED: Final = 1
 EXIT_ORPHANED: Final = 2
 US_PER_S: Final = 1_000_000
 BACKLOG: Final = 2_048
+NICENESS: Final = 5
+"""Where processors are short, JSON waits for the front and the workers, not they for it."""
 KEEP_ALIVE_S: Final = 30
 STOP_S: Final = 5
 """What is under way gets so long when it is told to stop."""
@@ -73,11 +76,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal sends it to everybody; the front says when to stop.
+    os.nice(NICENESS)
     logging.basicConfig(level=logging.INFO, format="shmbroker http %(levelname)s: %(message)s", stream=sys.stderr)
     watch = PipeWatch(options.pipe, lambda: os._exit(EXIT_ORPHANED))
     settings: HttpConfig = options.settings
     try:
-        backend = Backend(options.data)
+        backend = Backend(options.data, lambda: os.kill(os.getpid(), signal.SIGTERM))
     except ShmbrokerError as error:
         LOG.error("%s", error)
         return EXIT_FAILED
@@ -95,10 +99,11 @@ def serve(gateway: Gateway, settings: HttpConfig, options: argparse.Namespace) -
     config = uvicorn.Config(
         make_app(gateway, settings),
         loop="uvloop",
-        http=TimelyProtocol,
+        http=timely(settings.time_limit_us / US_PER_S),
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         backlog=BACKLOG,

@@ -4,8 +4,8 @@ Owns one connection through which partitions are opened and whose lanes carry me
 everything else, so that a creation that waits for the disk holds up no message. Everything that a user asks for is
 asked as that user (AS_USER): the broker checks at every request whether the user is there and may do it.
 
-Every method that blocks takes a deadline and runs on one of three small executors, never on the loop. When the broker's
-front ends, the gateway does too (workers/http.py), so nothing here connects again.
+Every method that blocks takes a deadline and runs on one of three small executors, never on the loop. Nothing here
+connects again: a gateway that lost its way to the broker ends, and the front starts another (workers/http.py).
 """
 
 from __future__ import annotations
@@ -56,8 +56,13 @@ R = TypeVar("R")
 class Backend:
     """The gateway's connections. Thread-safe."""
 
-    def __init__(self, data: str) -> None:
-        """Connects. Raises Unavailable where no broker answers for the data directory."""
+    def __init__(self, data: str, on_end: Callable[[], None]) -> None:
+        """Connects. Raises Unavailable where no broker answers for the data directory.
+
+        ``on_end`` is called, on any thread, when a connection cannot be used any more: there is no way on then.
+        """
+        self._on_end = on_end
+        self._is_closed = False
         package = version("shmbroker")
         self._main = Connection(data, version=package, timeout=CONNECT_S)
         self._controls = deque(Connection(data, version=package, timeout=CONNECT_S) for _ in range(CONTROL_COUNT))
@@ -67,17 +72,8 @@ class Backend:
         self._controllers = ThreadPoolExecutor(CONTROL_COUNT, thread_name_prefix="control")
         self._carriers = ThreadPoolExecutor(CARRIER_COUNT, thread_name_prefix="carrier")
         self._waiters = ThreadPoolExecutor(WAITER_COUNT, thread_name_prefix="waiter")
-        self._main.on_refusal(self._refuse)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the broker still holds its end."""
-        return self._main.alive
-
-    @property
-    def data(self) -> str:
-        """The broker's data directory."""
-        return self._main.hello.data
+        for connection in self._every:
+            connection.on_refusal(self._refuse)
 
     # --- from the loop -----------------------------------------------------------------------------------------------
     async def command(self, user: Identity, request: Request, deadline: float) -> Any:
@@ -142,12 +138,17 @@ class Backend:
 
     # --- life --------------------------------------------------------------------------------------------------------
     def _refuse(self, error: ShmbrokerError) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         for port in list(self._ports.values()):
             if port.refusal is None:
                 port.refusal = error
+        self._on_end()
 
     def close(self) -> None:
         """Ends the connections; what is under way fails."""
+        self._is_closed = True
         executors = (self._controllers, self._carriers, self._waiters)
         for executor in executors:
             executor.shutdown(wait=False, cancel_futures=True)

@@ -107,14 +107,13 @@ class LeastUsed(Generic[V]):
         with self._lock:
             return self._values.pop(key, None)
 
-    def put(self, key: Any, value: V) -> V | None:
-        """Puts it in; what had to go for it."""
+    def put(self, key: Any, value: V) -> None:
+        """Puts it in; another may have to go for it."""
         with self._lock:
-            gone = self._values.pop(key, None)
             self._values[key] = value
-            if gone is None and len(self._values) > self._count_max:
-                _, gone = self._values.popitem(last=False)
-            return gone
+            self._values.move_to_end(key)
+            if len(self._values) > self._count_max:
+                self._values.popitem(last=False)
 
 
 class Exchange:
@@ -199,7 +198,6 @@ class Exchange:
         """The messages, and the offset after the last that is visible."""
         reader = self._readers.pop(opened.log_id)
         if reader is not None and not opened.control.endswith(f"-{reader.incarnation.hex()}.control"):
-            reader.close()
             reader = None
         if reader is None:
             reader = LogReader(opened.control, opened.directory)
@@ -207,12 +205,9 @@ class Exchange:
             self._seek(reader, target, poll, opened)
             entries = _read_entries(reader, poll.message_count)
             end_offset = reader.visible_offset
-        except BaseException:
-            reader.close()
-            raise
-        gone = self._readers.put(opened.log_id, reader)
-        if gone is not None:
-            gone.close()
+        finally:
+            reader.close()  # segments that are deleted meanwhile give their space back; it opens what it needs again
+        self._readers.put(opened.log_id, reader)
         return entries, end_offset
 
     def _seek(self, reader: LogReader, target: Target, poll: Poll, opened: OpenPartitionReply) -> None:

@@ -4,17 +4,15 @@ alone."""
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_S: Final = 15.0
-"""From the connection's start to the end of the head of its first request; as much for every later head, once begun."""
-
 
 class TimelyProtocol(HttpToolsProtocol):
-    """uvicorn's, with a time for each head to arrive."""
+    """uvicorn's, with a time for each head to arrive: from the start of the connection, or of a later head."""
 
+    head_s: ClassVar[float]
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -35,7 +33,7 @@ class TimelyProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._end)
+            self._head_timer = self.loop.call_later(self.head_s, self._end)
 
     def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -46,3 +44,8 @@ class TimelyProtocol(HttpToolsProtocol):
         transport: Any = self.transport
         if not transport.is_closing():
             transport.close()
+
+
+def timely(head_s: float) -> type[TimelyProtocol]:
+    """The protocol with this time, in seconds."""
+    return type("Timely", (TimelyProtocol,), {"head_s": head_s})

@@ -57,6 +57,17 @@ def test_408_for_a_body_that_does_not_come(narrow: Served) -> None:
     assert b'"request_timeout"' in received
 
 
+@pytest.mark.parametrize("head", [b"", b"GET /ping HTTP/1.1\r\nHost:", b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\nGET /pi"])
+def test_a_connection_with_half_a_head_is_closed(narrow: Served, head: bytes) -> None:
+    host, _, port = narrow.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as silent:
+        silent.sendall(head)
+        received = b""
+        while part := silent.recv(65_536):
+            received += part
+    assert received.count(b"pong") == head.count(b"\r\n\r\n")
+
+
 def test_429_where_logins_fail_too_often_and_tokens_go_on(serve: Serve) -> None:
     served = serve()
     with served.client() as api, httpx.Client(base_url=served.url) as guesser:
