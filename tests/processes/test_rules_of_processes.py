@@ -152,8 +152,9 @@ def test_rule_12_a_flooded_doorbell_holds_up_nobody(start: Start) -> None:
 
 @pytest.mark.parametrize("point", ["before-catalog-commit", "after-catalog-commit"])
 def test_rule_13_partitions_are_durable_before_the_catalog_knows_them(start: Start, data: Path, point: str) -> None:
-    """The front dies right before, and right after, the commit that creates a topic (the first was the stream's)."""
-    broker = start(crash_at=f"{point}:2").ready()
+    """The front dies right before, and right after, the commit that creates a topic: the third, after the root user's and
+    the stream's."""
+    broker = start(crash_at=f"{point}:3").ready()
     with broker.connect() as client:
         client.create_stream("s")
         with pytest.raises(ShmbrokerError):
@@ -193,7 +194,7 @@ def test_rule_13_a_partition_that_is_missing_refuses_and_the_others_start(start:
 
 
 def test_rule_13_deleted_partitions_are_gone_after_a_crash_in_between(start: Start, data: Path) -> None:
-    broker = start(crash_at="after-catalog-commit:3").ready()
+    broker = start(crash_at="after-catalog-commit:4").ready()
     with broker.connect() as client:
         client.create_stream("s")
         client.create_topic("s", "t", partitions=2)
