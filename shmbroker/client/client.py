@@ -179,7 +179,11 @@ class Client(Administration):
             reading.close()
             raise
         self._users.add(consumer)
-        consumer.follow()
+        try:
+            consumer.follow()
+        except BaseException:
+            consumer.close()
+            raise
         return consumer
 
     def _start_membership(self, membership: Membership, deadline: float) -> None:

@@ -11,6 +11,7 @@ Offsets of a member go through the broker's front, which knows whose the partiti
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from shmbroker.client.consumer import TIMEOUT_S, Consumer, Start
 from shmbroker.client.cursor import Cursor
 from shmbroker.client.exchange import Exchange, deadline_of
 from shmbroker.client.membership import Membership
-from shmbroker.errors import ClientMistake, InvalidOffset, PartitionReplaced, PartitionRevoked
+from shmbroker.errors import ClientMistake, InvalidOffset, NotFound, PartitionReplaced, PartitionRevoked, ShmbrokerError
 from shmbroker.limits import MIB
 from shmbroker.wire import local, offsets
 from shmbroker.wire.groups import Assignment
@@ -31,6 +32,8 @@ from shmbroker.wire.primitives import Consumer as Who
 FOLLOW_S: Final = 0.25
 """How long a poll that waits reads on by what it knew when it last looked at its assignment."""
 REJOIN_S: Final = 30.0
+RETRY_S: Final = 2.0
+"""After so long a partition that could not be opened is tried again; meanwhile polls serve the others."""
 
 
 class Commit(Protocol):
@@ -62,6 +65,10 @@ class GroupConsumer(Consumer):
         self._commit_now = commit
         self._start = start
         self._followed: Assignment | None = None
+        self._retry_at = math.inf
+        """When to try again what of it could not be opened."""
+        self._failure: ShmbrokerError | None = None
+        """Why that is, for the next poll to raise."""
         self._leaving: dict[int, Cursor] = {}
         self._committed: dict[int, int] = {}
         self._close_membership = weakref.finalize(self, membership.close)
@@ -70,7 +77,8 @@ class GroupConsumer(Consumer):
     def poll(self, max_messages: int = 1000, timeout: float | None = 0.0, *, max_bytes: int = 16 * MIB) -> list[Batch]:
         """As ``Consumer.poll``, of the partitions that are this member's now; it may have none for a while.
 
-        Raises NotFound where the group was deleted.
+        Raises NotFound where the group was deleted, and now and then what keeps one of its partitions from being opened
+        (PartitionRefused); the other polls serve the others.
         """
         self._check_open()
         if max_messages < 1 or max_bytes < 1:
@@ -78,6 +86,9 @@ class GroupConsumer(Consumer):
         deadline = deadline_of(timeout)
         while True:
             self.follow()
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
             slice_end = min(deadline, time.monotonic() + FOLLOW_S)
             batches = self._poll_slice(max_messages, max_bytes, slice_end)
             if batches or time.monotonic() >= deadline:
@@ -95,8 +106,10 @@ class GroupConsumer(Consumer):
         except PartitionReplaced:
             self._committed.clear()  # of the old incarnation
             raise
-        except PartitionRevoked:  # of a poll over the wire: the broker has moved on, and says so
+        except (PartitionRevoked, NotFound):  # taken from us, or deleted: then we have been told to go on without it
             self._membership.sync(time.monotonic() + TIMEOUT_S)
+            if self._membership.assignment == self._followed:
+                raise
         return []
 
     # --- following the group ------------------------------------------------------------------------------------------
@@ -110,7 +123,7 @@ class GroupConsumer(Consumer):
                 self._drop(partition_id)
             self._membership.join(deadline)
             assignment = self._membership.assignment
-        if assignment is None or assignment == self._followed:
+        if assignment is None or (assignment == self._followed and time.monotonic() < self._retry_at):
             self._let_go(deadline)
             return
         mine = set(assignment.partition_ids)
@@ -120,9 +133,14 @@ class GroupConsumer(Consumer):
         for partition_id in mine & set(self._leaving):
             self._drop(partition_id)  # it may have been somebody else's meanwhile: from the stored offset again
         self._let_go(deadline)
-        for partition_id in sorted(mine - set(self._by_partition)):
-            self._take_up(partition_id, deadline)
         self._followed = assignment
+        self._retry_at = math.inf
+        for partition_id in sorted(mine - set(self._by_partition)):
+            try:
+                self._take_up(partition_id, deadline)
+            except ShmbrokerError as error:  # the others are read all the same
+                self._failure = error
+                self._retry_at = time.monotonic() + RETRY_S
 
     def _take_up(self, partition_id: int, deadline: float) -> None:
         cursor = self._open_cursor(partition_id, deadline)
@@ -170,7 +188,7 @@ class GroupConsumer(Consumer):
         self, *, partition: int | None = None, offset: int | None = None, timeout: float | None = TIMEOUT_S
     ) -> None:
         """As ``Consumer.commit``, of partitions that leave too. Raises PartitionRevoked, after the others are stored,
-        where one went to another member before this: it hands out again what was not committed."""
+        where one was taken from this member before: what was not committed is handed out again to another."""
         self._check_open()
         deadline = deadline_of(timeout)
         held = {**self._by_partition, **self._leaving}
@@ -186,7 +204,7 @@ class GroupConsumer(Consumer):
         fenced = self._store(targets, automatic=False, deadline=deadline)
         if fenced:
             named = ", ".join(map(str, fenced))
-            raise PartitionRevoked(f"partition {named} went to another member of group {self._membership.group!r}")
+            raise PartitionRevoked(f"partition {named} is this member's no longer in group {self._membership.group!r}")
 
     def _commit_behind(self) -> None:
         targets = self._uncommitted(self._cursors)
@@ -265,7 +283,7 @@ def wire_commit(membership: Membership) -> Commit:
             request = offsets.StoreConsumerOffset(who, membership.stream, membership.topic, partition_id, offset)
             try:
                 membership.session.request(request, deadline)
-            except PartitionRevoked:
+            except (PartitionRevoked, NotFound):
                 fenced.append(partition_id)
         return fenced
 

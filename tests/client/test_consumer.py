@@ -312,6 +312,11 @@ def test_a_refused_partition_says_so_to_both_sides_and_the_others_go_on(tmp_path
             assert producer.send([b"m"], partition=whole).base_offset == 100
         with client.consumer("stream", "topic", partition=whole) as consumer:
             assert sum(batch.count for batch in consumer.poll()) == 101
+        with client.consumer("stream", "topic", group="group") as consumer:
+            with pytest.raises(PartitionRefused, match=r"\.log.*repair"):
+                consumer.poll()
+            assert sum(batch.count for batch in consumer.poll()) == 101
+            assert consumer.partitions == (whole,)
 
 
 def test_a_broker_that_ends_ends_a_waiting_poll(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import shmbroker
 from shmbroker import Client
 from shmbroker.client.embedded import Embedded
-from shmbroker.errors import AlreadyExists, ClientMistake, NotFound, PartitionReplaced
+from shmbroker.errors import AlreadyExists, ClientMistake, NotFound, PartitionReplaced, PartitionRevoked
 
 Eventually = Callable[..., Any]
 Connect = Callable[[str], Client]
@@ -169,3 +169,22 @@ def test_a_purge_under_a_member_is_told_once_and_read_on_from(connect: Connect, 
         expected = send(client, range(1), "new", 10)
         assert set(payloads_of(consumer.poll(100, timeout=WAIT_S))) == expected
         assert client.get_consumer_offset("s", "t", 0, group="g") == 9
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_partitions_that_are_deleted_go_without_an_error(connect: Connect, eventually: Eventually, way: str) -> None:
+    client = connect(way)
+    fill(client, 3, 10)
+    with client.consumer("s", "t", group="g") as consumer:
+        assert payloads_of(consumer.poll(100, timeout=WAIT_S))
+        client.delete_partitions("s", "t", 2)
+        expected = send(client, range(1), "late", 10)
+        got: set[bytes] = set()
+        eventually(lambda: got.update(payloads_of(consumer.poll(100))) or expected <= got, "what came later")
+        eventually(lambda: not consumer.poll(100) and consumer.partitions == (0,), "the end of the others")
+        with pytest.raises(PartitionRevoked, match="1, 2"):
+            consumer.commit()
+        consumer.commit()
+        client.delete_topic("s", "t")
+        with pytest.raises(NotFound):
+            eventually(lambda: consumer.poll(100, timeout=1.0), "the end")
