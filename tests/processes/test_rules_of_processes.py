@@ -152,7 +152,7 @@ def test_rule_12_a_flooded_doorbell_holds_up_nobody(start: Start) -> None:
 
 @pytest.mark.parametrize("point", ["before-catalog-commit", "after-catalog-commit"])
 def test_rule_13_partitions_are_durable_before_the_catalog_knows_them(start: Start, data: Path, point: str) -> None:
-    """The front dies right before, and right after, the commit that creates a topic: the third, after the root user's and
+    """The front dies right before, and right after, the commit that creates a topic: the third, after the root's and
     the stream's."""
     broker = start(crash_at=f"{point}:3").ready()
     with broker.connect() as client:
