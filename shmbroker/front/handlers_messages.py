@@ -156,8 +156,8 @@ class _Poll:
                 value = self.read(messages.POLL_OFFSET, offset + 1)
         except ShmbrokerError as error:
             value = error
-        except Exception:
-            LOG.exception("connection %d: a poll failed", self.session.number)
+        except Exception as error:
+            LOG.error("connection %d: a poll failed", self.session.number, exc_info=error)
             value = error_from(ErrorCode.ERROR, "the broker failed to answer: see its log")
         self.done(value)
 

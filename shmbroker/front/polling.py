@@ -25,6 +25,8 @@ from shmbroker.wire import messages
 READERS_MAX: Final = 128
 REPLY_SIZE_MAX: Final = 16 * MIB
 READ_SIZE_MIN: Final = 16 * KIB
+AT_FIRST: Final = -1
+"""In place of an offset: of a reader that waits for the first message of all."""
 SPARE: Final = 4096
 """Bytes beyond the estimate, for headers and padding."""
 FILLED_SIZE_MAX: Final = 64 * MIB
@@ -52,7 +54,7 @@ class Readers:
         self._partitions = f"{data}/partitions"
         self._logs = logs
         self._readers: OrderedDict[tuple[int, int], LogReader] = OrderedDict()
-        """By log and the offset where each stands; the least recently used first."""
+        """By log and the offset where each stands, or AT_FIRST; the least recently used first."""
         self._message_size: dict[int, int] = {}
         """Of each log: bytes of a message and its share of the rest, as the last poll had them. What is in the ring is
         copied before it is looked at, so a read takes no more than it needs, and no less."""
@@ -92,10 +94,10 @@ class Readers:
             reader.close()
             raise
         if not slices:
-            reader.close()
+            self._keep_waiting(log.log_id, reader, strategy, value)
             return Polled(current, 0, [], 0, -1)
         self._message_size[log.log_id] = message_size
-        self._keep(log.log_id, reader)
+        self._keep(log.log_id, reader.next_offset, reader)
         last = slices[-1]
         last_offset = last.header.base_offset + last.first + last.count - 1
         pieces, size = self._pieces_of(slices)
@@ -104,8 +106,9 @@ class Readers:
     # --- readers ------------------------------------------------------------------------------------------------------
     def _reader_at(self, log: Log, strategy: int, value: int, count: int) -> LogReader:
         """A reader that stands where the poll begins; it is taken out of what is kept."""
-        if strategy == messages.POLL_OFFSET:
-            kept = self._readers.pop((log.log_id, value), None)
+        if strategy in (messages.POLL_OFFSET, messages.POLL_FIRST):
+            place = value if strategy == messages.POLL_OFFSET else AT_FIRST
+            kept = self._readers.pop((log.log_id, place), None)
             if kept is not None:
                 return kept
         path = self._logs.control_path(log)
@@ -126,12 +129,21 @@ class Readers:
             raise
         return reader
 
-    def _keep(self, log_id: int, reader: LogReader) -> None:
+    def _keep_waiting(self, log_id: int, reader: LogReader, strategy: int, value: int) -> None:
+        """A consumer at the end asks again and again: nothing is opened anew for it."""
+        if strategy == messages.POLL_FIRST:
+            self._keep(log_id, AT_FIRST, reader)
+        elif strategy == messages.POLL_OFFSET and reader.next_offset == value:
+            self._keep(log_id, value, reader)
+        else:
+            reader.close()
+
+    def _keep(self, log_id: int, place: int, reader: LogReader) -> None:
         readers = self._readers
-        other = readers.pop((log_id, reader.next_offset), None)
+        other = readers.pop((log_id, place), None)
         if other is not None:
             other.close()
-        readers[log_id, reader.next_offset] = reader
+        readers[log_id, place] = reader
         if len(readers) > READERS_MAX:
             _, oldest = readers.popitem(last=False)
             oldest.close()

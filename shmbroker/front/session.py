@@ -93,8 +93,8 @@ class Session:
             return quick(self, incoming.request, done)
         except ShmbrokerError as error:
             done(error)
-        except Exception:
-            done(self._failure(incoming))
+        except Exception as error:
+            done(self._failure(incoming, error))
         return True
 
     async def _answer_later(self, incoming: Incoming, reply: Callable[[Answer], None]) -> None:
@@ -110,8 +110,8 @@ class Session:
             value = await handler(self, incoming.request)
         except ShmbrokerError as error:
             return self.refused(incoming, error)
-        except Exception:
-            return self.refused(incoming, self._failure(incoming))
+        except Exception as error:
+            return self.refused(incoming, self._failure(incoming, error))
         return self.accepted(incoming, value)
 
     def _note(self, incoming: Incoming) -> None:
@@ -119,9 +119,9 @@ class Session:
         self.request_number = incoming.header.request_number
         self.last_seen_s = time.monotonic()
 
-    def _failure(self, incoming: Incoming) -> ShmbrokerError:
-        """A fault of ours, being handled now: the log has it, the peer learns that there was one."""
-        LOG.exception("connection %d: request %d failed", self.number, incoming.code)
+    def _failure(self, incoming: Incoming, error: Exception) -> ShmbrokerError:
+        """For a fault of ours: the log has it, the peer learns that there was one."""
+        LOG.error("connection %d: request %d failed", self.number, incoming.code, exc_info=error)
         return refusal(ErrorCode.ERROR, "the broker failed to answer: see its log")
 
     def admit(self, incoming: Incoming) -> int:

@@ -197,3 +197,21 @@ def test_raw_partitionings_of_other_clients(run: Run, raw: Callable[..., RawClie
         chosen.append(answer.value.confirmations[0].partition_id)
     assert sorted(chosen[:3]) == [0, 1, 2]
     assert chosen[3] == chosen[4] == xxh32_intdigest(b"key") % 3
+
+
+def test_a_consumer_that_waits_at_the_end_gets_what_comes(run: Run) -> None:
+    async def program(client: IggyClient) -> None:
+        await topic(client)
+        assert await poll(client, PollingStrategy.First()) == []
+        for number in range(20):
+            for strategy in (PollingStrategy.Next(), PollingStrategy.Offset(number)):
+                assert await poll(client, strategy) == []
+            await client.send_messages("s", "t", 0, [SendMessage(str(number))])
+            assert texts(await poll(client, PollingStrategy.Offset(number))) == [str(number)]
+            assert texts(await poll(client, PollingStrategy.First()))[-1] == str(number)
+            assert texts(await poll(client, PollingStrategy.Next(), auto_commit=True)) == [str(number)]
+        await client.purge_topic("s", "t")
+        assert await poll(client, PollingStrategy.Offset(20)) == []
+        assert await poll(client, PollingStrategy.Next()) == []
+
+    run(program)
