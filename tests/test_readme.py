@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import shmbroker
+
 README = Path(__file__).resolve().parent.parent / "README.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 60
 SERVE = "shmbroker serve\n"
+IGGY_ADDRESS = "127.0.0.1:8090"
 
 
 def blocks(language: str) -> list[str]:
@@ -37,15 +40,27 @@ def run(words: list[str], directory: Path) -> str:
 
 
 def test_the_python_block_runs(tmp_path: Path) -> None:
-    (block,) = blocks("python")
+    block, _ = blocks("python")
     printed = run([sys.executable, "-c", block], tmp_path)
     assert printed.splitlines() == ["0 0 2", "0 [b'one', b'two']"]
+
+
+def test_the_program_written_for_iggy_runs_unchanged(tmp_path: Path) -> None:
+    """All but the port, which is whichever is free here."""
+    _, block = blocks("python")
+    assert "shmbroker" not in block
+    assert block.count(IGGY_ADDRESS) == 1
+    root = {"IGGY_ROOT_USERNAME": "iggy", "IGGY_ROOT_PASSWORD": "iggy-password"}
+    with shmbroker.embedded(tmp_path / "data", tcp="127.0.0.1:0", environment=root) as broker:
+        printed = run([sys.executable, "-c", block.replace(IGGY_ADDRESS, broker.tcp_address)], tmp_path)
+    assert printed.splitlines() == ["999 reading 999"]
 
 
 def test_the_shell_blocks_run(tmp_path: Path) -> None:
     serve, *others = blocks("sh")
     assert serve == SERVE
-    with subprocess.Popen(serve.split(), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as broker:
+    free_port = {**environment(), "SHMBROKER_TCP_ADDRESS": "127.0.0.1:0"}
+    with subprocess.Popen(serve.split(), cwd=tmp_path, env=free_port, stdout=subprocess.PIPE, text=True) as broker:
         try:
             assert broker.stdout is not None
             ready = next(line for line in broker.stdout if "ready" in line)

@@ -10,7 +10,6 @@ import secrets
 import socket
 import ssl
 import time
-from contextlib import suppress
 from typing import Final
 
 from shmbroker.client.address import TcpAddress
@@ -95,7 +94,7 @@ class PollingBell:
     def wait(self, timeout_s: float) -> bool:
         """Pauses, at most ``timeout_s``; then it is time to look again."""
         self._is_waited_for = True
-        time.sleep(min(timeout_s, self._interval_s))
+        time.sleep(min(timeout_s, self._interval_s))  # bounded: POLL_INTERVAL_S_MAX; the protocol wakes nobody
         self._interval_s = min(2 * self._interval_s, POLL_INTERVAL_S_MAX)
         return True
 
@@ -120,6 +119,5 @@ def _connect(address: TcpAddress, deadline: float) -> socket.socket:
         return context.wrap_socket(plain, server_hostname=address.tls_domain or address.host)
     except OSError as error:  # ssl.SSLError is one
         if plain is not None:
-            with suppress(OSError):
-                plain.close()
+            plain.close()
         raise Unavailable(f"{address.name}: no broker answers there ({error.strerror or error})") from error
