@@ -85,6 +85,14 @@ class Membership:
         """The partitions whose offsets the member may store."""
         return tuple(number for number, share in enumerate(self._shares) if share.owner == member)
 
+    def all_owned(self) -> dict[int, list[int]]:
+        """:meth:`owned` of every member, in the order of joining."""
+        found: dict[int, list[int]] = {member: [] for member in self.members}
+        for number, share in enumerate(self._shares):
+            if share.owner is not None:
+                found[share.owner].append(number)
+        return found
+
     def next_deadline_us(self) -> int | None:
         """When :meth:`expire` has something to do."""
         return min((share.deadline_us for share in self._shares if share.heir is not None), default=None)

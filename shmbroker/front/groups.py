@@ -106,7 +106,12 @@ class GroupMembers:
         membership = self._groups.get(place_of(topic, group))
         if membership is None:
             return []
-        return [(member, membership.owned(member)) for member in membership.members]
+        return [(member, tuple(partition_ids)) for member, partition_ids in membership.all_owned().items()]
+
+    def member_count(self, topic: Topic, group: Group) -> int:
+        """How many members the group has."""
+        membership = self._groups.get(place_of(topic, group))
+        return 0 if membership is None else len(membership.members)
 
     def assignment(self, session: Session, topic: Topic, group: Group) -> tuple[int, tuple[int, ...]] | None:
         """Generation, and the partitions that the session may poll; None where it is no member."""

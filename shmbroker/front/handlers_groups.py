@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from shmbroker.front.session import Session
 
 
+def group_entry(broker: Broker, topic: Topic, group: Group) -> groups.GroupEntry:
+    member_count = broker.groups.member_count(topic, group)
+    return groups.GroupEntry(group.group_id, len(topic.partitions), member_count, group.name)
+
+
 def group_details(broker: Broker, topic: Topic, group: Group) -> groups.GroupDetails:
     members = tuple(groups.GroupMember(number, ids) for number, ids in broker.groups.members(topic, group))
-    return groups.GroupDetails(
-        groups.GroupEntry(group.group_id, len(topic.partitions), len(members), group.name), members
-    )
+    return groups.GroupDetails(group_entry(broker, topic, group), members)
 
 
 def _find(broker: Broker, stream: Identifier, topic: Identifier, group: Identifier) -> tuple[Topic, Group]:
@@ -49,7 +52,7 @@ async def get_group(session: Session, request: groups.GetGroup) -> groups.GroupD
 
 async def get_groups(session: Session, request: groups.GetGroups) -> list[groups.GroupEntry]:
     topic = session.broker.keeper.catalog.topic(request.stream, request.topic)
-    return [group_details(session.broker, topic, group).group for group in topic.groups.values()]
+    return [group_entry(session.broker, topic, group) for group in topic.groups.values()]
 
 
 async def create_group(session: Session, request: groups.CreateGroup) -> groups.GroupDetails:
@@ -68,9 +71,9 @@ async def delete_group(session: Session, request: groups.DeleteGroup) -> None:
         await keeper.commit(keeper.catalog.delete_group(request.stream, request.topic, request.group))
         key = pack_key(name_key(KEY_GROUP, group.name))
         for partition in topic.partitions:
-            link = await broker.worker_of(broker.logs.get(partition.log_id)).running()
+            sender = broker.senders[broker.logs.get(partition.log_id).worker]
             with contextlib.suppress(NotFound):
-                await link.request(REQUEST_DELETE_OFFSET, 0, partition.log_id, 0, key)
+                await sender.request(REQUEST_DELETE_OFFSET, 0, partition.log_id, 0, key)
 
 
 async def join_group(session: Session, request: groups.JoinGroup) -> None:
@@ -113,9 +116,9 @@ async def commit_group(session: Session, request: local.CommitGroup) -> local.Co
 
 async def _store(broker: Broker, topic: Topic, group: Group, partition_id: int, offset: int, automatic: bool) -> None:
     log_id = topic.partitions[partition_id].log_id
-    link = await broker.worker_of(broker.logs.get(log_id)).running()
+    sender = broker.senders[broker.logs.get(log_id).worker]
     key = pack_key(name_key(KEY_GROUP, group.name))
-    await link.request(REQUEST_STORE_OFFSET, FLAG_AUTOMATIC if automatic else 0, log_id, offset, key)
+    await sender.request(REQUEST_STORE_OFFSET, FLAG_AUTOMATIC if automatic else 0, log_id, offset, key)
 
 
 HANDLERS: dict[int, Handler] = {

@@ -278,6 +278,7 @@ class GroupMachine(RuleBasedStateMachine):
             assert group.poller(number) in (None, owner)
             if owner is not None and group.poller(number) is None:
                 assert number in self.in_flight  # nobody waits for what is free
+        assert group.all_owned() == {member: list(group.owned(member)) for member in self.order}
         pollable = [number for member in self.order for number in group.assignment(member)]
         assert len(set(pollable)) == len(pollable)
         seen = assignments(group)
