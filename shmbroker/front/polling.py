@@ -55,6 +55,8 @@ class Readers:
         self._logs = logs
         self._readers: OrderedDict[tuple[int, int], LogReader] = OrderedDict()
         """By log and the offset where each stands, or AT_FIRST; the least recently used first."""
+        self.reply_size_max = REPLY_SIZE_MAX
+        """Smaller while slow readers hold much."""
         self._message_size: dict[int, int] = {}
         """Of each log: bytes of a message and its share of the rest, as the last poll had them. What is in the ring is
         copied before it is looked at, so a read takes no more than it needs, and no less."""
@@ -80,9 +82,9 @@ class Readers:
         size = taken = 0
         message_size = self._message_size.get(log.log_id, 0)
         try:
-            while taken < count and size < REPLY_SIZE_MAX:
+            while taken < count and size < self.reply_size_max:
                 wanted = max(READ_SIZE_MIN, (count - taken) * message_size + SPARE)
-                found = reader.read(count - taken, min(wanted, REPLY_SIZE_MAX - size))
+                found = reader.read(count - taken, min(wanted, self.reply_size_max - size))
                 if not found:
                     break
                 slices += found

@@ -22,6 +22,7 @@ import time
 from typing import TYPE_CHECKING, Final, cast
 
 from shmbroker.errors import ErrorCode, InvalidConfiguration, ShmbrokerError, Unavailable
+from shmbroker.front.polling import REPLY_SIZE_MAX
 from shmbroker.front.reply import Answer
 from shmbroker.front.session import TRANSPORT_TCP, Session
 from shmbroker.limits import FRAME_SIZE_MAX, KIB, MIB, SESSION_COUNT_MAX
@@ -45,6 +46,11 @@ PARTIAL_WAIT_S: Final = 30.0
 LOGIN_WAIT_S: Final = 30.0
 UNSENT_WAIT_S: Final = 60.0
 LOOK_INTERVAL_S: Final = 1.0
+HANDSHAKE_WAIT_S: Final = 15.0
+"""Of TLS."""
+UNSENT_SIZE_MAX: Final = 256 * MIB
+"""Bytes of replies that slow readers may leave untaken before replies get smaller."""
+REPLY_SIZE_CROWDED: Final = 256 * KIB
 BACKLOG: Final = 1024
 STRANGER_COUNT_MAX: Final = SESSION_COUNT_MAX - 1024
 """Connections in all when a peer that is not logged in yet is turned away: the rest is for the others."""
@@ -310,12 +316,12 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     # --- time ---------------------------------------------------------------------------------------------------------
     def _note_unsent(self, size: int) -> None:
-        self._listener.unsent_size += size - self.unsent_size
+        self._listener.note_unsent(size - self.unsent_size)
         self.unsent_size = size
         self.unsent_s = time.monotonic()
 
     def forget_unsent(self) -> None:
-        self._listener.unsent_size -= self.unsent_size
+        self._listener.note_unsent(-self.unsent_size)
         self.unsent_size = 0
 
     def look(self, now_s: float) -> None:
@@ -363,7 +369,13 @@ class TcpListener:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: TcpConnection(self), config.host, config.port, ssl=context, backlog=BACKLOG, reuse_address=True
+                lambda: TcpConnection(self),
+                config.host,
+                config.port,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else HANDSHAKE_WAIT_S,
+                backlog=BACKLOG,
+                reuse_address=True,
             )
         except OSError as error:
             raise Unavailable(f"tcp.address {config.host}:{config.port}: cannot listen there: {error}") from error
@@ -393,6 +405,12 @@ class TcpListener:
             now_s = time.monotonic()
             for connection in list(self._connections):
                 connection.look(now_s)
+
+    def note_unsent(self, change: int) -> None:
+        """Slow peers have not taken so many bytes more: when it is a lot, polls of all get smaller replies."""
+        self.unsent_size += change
+        is_crowded = self.unsent_size > UNSENT_SIZE_MAX
+        self._broker.readers.reply_size_max = REPLY_SIZE_CROWDED if is_crowded else REPLY_SIZE_MAX
 
     def stop_listening(self) -> None:
         """Nobody new gets in."""

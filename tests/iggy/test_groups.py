@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -288,6 +289,7 @@ def test_silent_members_are_out_of_their_groups_and_others_are_left_alone(
     with (
         shmbroker.embedded(data, tcp="127.0.0.1:0", workers=1, environment=environment) as broker,
         broker.connect() as local,
+        tempfile.TemporaryFile() as spoken,
     ):
         make_topic(local, 3)
         local.create_group("s", "t", "g")
@@ -295,10 +297,11 @@ def test_silent_members_are_out_of_their_groups_and_others_are_left_alone(
         stopped = subprocess.Popen(
             [sys.executable, "-m", "tests.processes.group_member", str(data), "1"],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=spoken,
         )
         try:
-            eventually(lambda: len(local.get_group("s", "t", "g").members) == 1, "the local member")
+            stored = lambda: [local.get_consumer_offset("s", "t", part, group="g") for part in range(3)]  # noqa: E731
+            eventually(lambda: stored() == [9, 9, 9], "the local member to have read everything")
             stopped.send_signal(signal.SIGSTOP)
             started = time.monotonic()
             for client in (silent, talking, idle):
@@ -313,8 +316,21 @@ def test_silent_members_are_out_of_their_groups_and_others_are_left_alone(
             assert eviction.reason == EvictionReason.STALE_CLIENT
             assert silent.is_closed()
             assert idle.ask(groups.GetGroups("s", "t")).status == 0
-            stopped.send_signal(signal.SIGCONT)
-            eventually(lambda: len(local.get_group("s", "t", "g").members) == 2, "the local one to join again")
+            with local.producer("s", "t") as producer:
+                for partition in range(3):
+                    producer.send([b"x"] * 5, partition=partition)
+                    assert poll(talking, partition).count == 5
+                    assert store(talking, partition, 14) == 0
+                stopped.send_signal(signal.SIGCONT)
+                eventually(lambda: len(local.get_group("s", "t", "g").members) == 2, "the local one to join again")
+                for partition in range(3):
+                    producer.send([b"y"], partition=partition)
+                assert talking.ask(groups.LeaveGroup(*WHERE)).status == 0
+            eventually(lambda: stored() == [15, 15, 15], "what came last to be read by the one that was stopped")
+            lines = [json.loads(line) for line in os.pread(spoken.fileno(), 1 << 20, 0).splitlines()]
+            firsts = sorted((line["partition"], line["first"]) for line in lines if line["what"] == "got")
+            expected = [(partition, offset) for partition in range(3) for offset in (*range(10), 15)]
+            assert firsts == expected, "it read nothing beside the owner, though it was stopped in the middle of a wait"
         finally:
             stopped.kill()
             stopped.wait(WAIT_S)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -165,6 +167,23 @@ def test_a_peer_that_stops_halfway_holds_up_nobody(raw: MakeRaw, topic: None, br
     for number, half in enumerate(halves):
         half.socket.sendall(half.rest)  # type: ignore[attr-defined]
         assert half.take().value.confirmations[0].base_offset == 20 + 1000 * number
+
+
+def test_more_than_a_lane_holds_waits_and_is_appended_once(raw: MakeRaw, topic: None, broker: Embedded) -> None:
+    worker = broker.process_ids()[1]
+    clients = [raw() for _ in range(14)]
+    assert send(clients[0], [b"first"]).status == 0
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        for number, client in enumerate(clients):
+            batch = wire_batch([b"%d" % number * 500] * 1500)
+            request = messages.SendMessages("s", "t", messages.Partitioning.partition(0), 1500, batch)
+            client.socket.sendall(client.connection.request(request))
+        assert raw(login=False).ask(system.Ping()).status == 0
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    offsets = sorted(client.take().value.confirmations[0].base_offset for client in clients)
+    assert offsets == [1 + 1500 * number for number in range(14)]
 
 
 def test_slow_readers_cost_bounded_memory_and_get_everything_in_the_end(
