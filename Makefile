@@ -4,8 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 SOAK_SECONDS ?= 600
+FUZZ_SECONDS ?= 60
 
-.PHONY: demo test lint format bench soak clean
+.PHONY: demo test lint format bench soak fuzz clean
 
 demo: $(STAMP)
 	@$(BIN)/shmbroker demo
@@ -33,10 +34,16 @@ soak: $(STAMP)
 		round=$$((round + 1)); echo "round $$round"; $(BIN)/python -m pytest -q || exit 1; \
 	done; echo "$$round rounds, none failed"
 
+# Looks for bytes from a peer that break the codec, from the recorded frames on; what it finds is left in tests/wire/finds
+# and is a test case from then on.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python -m tests.wire.fuzzing .fuzz -max_total_time=$(FUZZ_SECONDS)
+
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz

@@ -38,7 +38,7 @@ class Actors:
             path = Path(self._directory.name) / f"{number}.npy"
             self._paths.append(path)
             process = subprocess.Popen(
-                [sys.executable, "-m", "shmbroker.bench.actor"],
+                [sys.executable, "-m", specification.get("module", "shmbroker.bench.actor")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -85,7 +85,11 @@ class Actors:
 
 def run_actors(specifications: list[dict[str, Any]]) -> Outcome:
     """Runs actors of one kind together; their sum."""
-    outcomes = Actors(specifications).run()
+    return together(Actors(specifications).run())
+
+
+def together(outcomes: list[Outcome]) -> Outcome:
+    """The sum of the outcomes of actors of one kind."""
     return Outcome(
         sum(outcome.messages for outcome in outcomes),
         sum(outcome.batches for outcome in outcomes),

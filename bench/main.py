@@ -19,7 +19,8 @@ from shmbroker.errors import InvalidConfiguration
 from . import machine, standing
 from .actor import STREAM
 from .result import Result, show, write_json
-from .workloads import BOTH, WORKLOADS, Setting
+from .tcp import TCP_WORKLOADS
+from .workloads import BOTH, WORKLOADS, Front, Setting
 
 STANDING = {
     "recovery": "Opening a log after SIGKILL: a large active segment of batches of 1,000, and of one.",
@@ -28,7 +29,9 @@ STANDING = {
 }
 PIPE_WIDTH = 120
 """Columns where nobody is looking: in a file nothing needs to be folded."""
-NAMES = (*(workload.name for workload in WORKLOADS), *STANDING)
+ON_A_BROKER = (*WORKLOADS, *TCP_WORKLOADS)
+NAMES = (*(workload.name for workload in ON_A_BROKER), *STANDING)
+PASSWORD = "only for the bench"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
 def show_workloads(console: Console) -> None:
     """Names and what they do."""
     table = Table("workload", "what it does")
-    for workload in WORKLOADS:
+    for workload in ON_A_BROKER:
         table.add_row(workload.name, workload.title)
     for name, text in STANDING.items():
         table.add_row(name, text)
@@ -99,10 +102,15 @@ def _run_on_broker(options: Options, names: Sequence[str], console: Console) -> 
     data = Path(tempfile.mkdtemp(prefix="shmbroker-bench-", dir=options.directory))
     results = []
     try:
-        with shmbroker.embedded(str(data)) as broker, broker.connect() as client:
+        root = {"IGGY_ROOT_USERNAME": "iggy", "IGGY_ROOT_PASSWORD": PASSWORD}
+        with (
+            shmbroker.embedded(str(data), tcp="127.0.0.1:0", environment=root) as broker,
+            broker.connect() as client,
+        ):
             client.create_stream(STREAM)
-            setting = Setting(client, f"shm://{data}", options.directory, options.seconds)
-            for workload in WORKLOADS:
+            front = Front(broker.pid, (broker.tcp_address, PASSWORD))
+            setting = Setting(client, f"shm://{data}", options.directory, options.seconds, front)
+            for workload in ON_A_BROKER:
                 if workload.name not in names:
                     continue
                 for durability in workload.durabilities:
