@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -72,14 +73,20 @@ def test_no_gateway_outlives_its_broker(serve: Serve, eventually: Eventually) ->
     assert not answers(served)
 
 
-def test_a_request_under_way_is_answered_when_the_broker_stops(serve: Serve) -> None:
+def test_a_request_under_way_is_answered_when_the_broker_stops(serve: Serve, eventually: Eventually) -> None:
     served = serve()
-    with served.client() as api:
+    with served.client() as api, ThreadPoolExecutor(1) as thread:
         topic = make_topic(api, durability="persisted")
         assert api.post(f"{topic}/messages", json=batch(b"x")).status_code == 201
-    assert served.stop() == 0
+        with served.stopped_worker():
+            late = thread.submit(lambda: api.post(f"{topic}/messages", json=batch(b"under way")))
+            eventually(lambda: "http_writes_under_way 1\n" in api.get("/metrics").text, "the request")
+            served.process.send_signal(signal.SIGTERM)
+            eventually(lambda: not answers(served), "the end of new requests")
+        assert late.result().status_code == 201
+    assert served.process.wait(WAIT_S) == 0
     with serve().client() as api:
-        assert payloads(api, topic) == [b"x"]
+        assert payloads(api, topic) == [b"x", b"under way"]
 
 
 def test_no_secret_is_in_what_the_processes_say_or_show(serve: Serve) -> None:
