@@ -36,6 +36,7 @@ from shmbroker.wire.system import Ping
 
 FOREVER_S = 3e8
 """What a timeout of None means: ten years."""
+PING_REPLY_S = 5.0
 
 
 def deadline_of(timeout: float | None) -> float:
@@ -104,7 +105,7 @@ class Exchange:
         if self.refusal is not None or time.monotonic() - self.used_at < idle_s or not self._lock.acquire(False):
             return
         try:
-            self._value_of(self._exchange(Ping(), time.monotonic() + idle_s))
+            self._value_of(self._exchange(Ping(), time.monotonic() + PING_REPLY_S))
         except ShmbrokerError:
             pass  # the next request says it to somebody who can act
         finally:

@@ -449,6 +449,17 @@ def test_a_broker_that_ends_is_noticed_by_all(tmp_path: Path) -> None:
     client.close()
 
 
+def test_an_idle_session_gives_a_sign_of_life(remote: Client) -> None:
+    session = remote._connection
+    before = session.used_at
+    session.ping_if_idle(3600.0)
+    assert session.used_at == before
+    session.ping_if_idle(0.0)
+    assert session.used_at > before
+    remote.close()
+    session.ping_if_idle(0.0)  # nothing, and no error: whoever uses it next is told
+
+
 def test_asyncio_over_tcp(tcp_broker: Embedded, topic: tuple[str, str]) -> None:
     async def work() -> list[bytes]:
         async with await shmbroker.connect_async(f"iggy://{USER}@{tcp_broker.tcp_address}") as client:
