@@ -46,6 +46,8 @@ NEEDED: Final[dict[int, Action]] = {
     Code.GET_CLIENT: Action.READ_SERVERS,
     Code.GET_CLIENTS: Action.READ_SERVERS,
     LocalCode.STATS: Action.READ_SERVERS,
+    LocalCode.LOGS: Action.READ_SERVERS,
+    LocalCode.COMMIT_GROUP: Action.POLL,
     Code.GET_USER: Action.READ_USERS,
     Code.GET_USERS: Action.READ_USERS,
     Code.CREATE_USER: Action.MANAGE_USERS,
