@@ -26,7 +26,7 @@ from shmbroker.client.membership import Membership
 from shmbroker.client.producer import Producer
 from shmbroker.client.transport import LocalTransport, Reading, Transport
 from shmbroker.client.wire_transport import WireTransport
-from shmbroker.errors import AlreadyExists, ClientMistake, Closed, NotFound, ShmbrokerError
+from shmbroker.errors import AlreadyExists, ClientMistake, Closed, NotFound, ShmbrokerError, Unauthorized
 from shmbroker.limits import MIB
 from shmbroker.wire.primitives import Identifier
 
@@ -83,7 +83,10 @@ class Client(Administration):
         ``timeout``: seconds for each of its calls that is not given one.
         """
         seconds = FOREVER_S if timeout is None else timeout
-        partition_count = self.get_topic(stream, topic, timeout=seconds).partition_count
+        try:
+            partition_count = self.get_topic(stream, topic, timeout=seconds).partition_count
+        except Unauthorized:  # a user who may send and not look: its sends have to say which partition
+            partition_count = None
         producer = Producer(
             self, stream, topic, partition_count, linger=linger, batch_count=batch_count, batch_size=batch_size,
             max_in_flight=max_in_flight, timeout=seconds,

@@ -21,7 +21,7 @@ from shmbroker.client.lanes import Port
 from shmbroker.client.linger import Linger
 from shmbroker.client.route import IN_FLIGHT_MAX, Route
 from shmbroker.client.ticket import Confirmation, Ticket
-from shmbroker.errors import BufferFull, ClientMistake, Closed, ErrorCode, InvalidMessage, ShmbrokerError
+from shmbroker.errors import BufferFull, ClientMistake, Closed, ErrorCode, InvalidMessage, ShmbrokerError, Unauthorized
 from shmbroker.formats.headers import Headers
 from shmbroker.limits import BATCH_MESSAGE_COUNT_MAX, BATCH_SIZE_MAX, MESSAGES_KEY_SIZE_MAX
 
@@ -52,7 +52,7 @@ class Producer:
         grantor: Grantor,
         stream: int | str,
         topic: int | str,
-        partition_count: int,
+        partition_count: int | None,
         *,
         linger: float,
         batch_count: int,
@@ -65,7 +65,8 @@ class Producer:
         self._stream = stream
         self._topic = topic
         self.partition_count = partition_count
-        """Among so many partitions keys and turns are spread; as it was when the producer was made."""
+        """Among so many partitions keys and turns are spread; as it was when the producer was made. None: this user may
+        not know."""
         self._timeout = timeout
         self._max_in_flight = max_in_flight
         self._routes: dict[int, Route] = {}
@@ -228,6 +229,10 @@ class Producer:
         return route if route is not None else self._open_route(partition, deadline)
 
     def _pick(self, key: bytes | str | None) -> int:
+        if self.partition_count is None:
+            raise Unauthorized(
+                "this user may not see how many partitions there are: say partition= with each batch"
+            )
         if not self.partition_count:
             raise ClientMistake("the topic has no partitions", number=ErrorCode.PARTITION_NOT_FOUND)
         if key is None:

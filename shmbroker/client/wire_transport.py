@@ -24,9 +24,9 @@ from shmbroker.client.tcp import TcpConnection
 from shmbroker.client.transport import Ports, check_partition
 from shmbroker.client.wire_cursor import WireCursor, WireOffsets
 from shmbroker.client.wire_lane import LaneBell, Silence, Target, WireLane
-from shmbroker.errors import ErrorCode, ShmbrokerError, error_from
+from shmbroker.errors import ShmbrokerError
 from shmbroker.shm.doorbell import Doorbell
-from shmbroker.wire import system, topics
+from shmbroker.wire import system
 from shmbroker.wire.primitives import Identifier
 
 SESSIONS_MAX: Final = 4
@@ -65,13 +65,9 @@ class WireTransport:
 
     # --- for producers and consumers ---------------------------------------------------------------------------------
     def open_route(self, stream: Identifier, topic: Identifier, partition: int, deadline: float) -> tuple[Port, int]:
+        del deadline
         check_partition(partition)
-        found = self.connection.request(topics.GetTopic(stream, topic), deadline)
-        if found is None:
-            raise error_from(ErrorCode.TOPIC_NOT_FOUND, f"there is no topic {topic} in stream {stream}")
-        assert isinstance(found, topics.TopicDetails)
-        if all(partition != each.partition_id for each in found.partitions):
-            raise error_from(ErrorCode.PARTITION_NOT_FOUND, f"{stream}/{topic} has no partition {partition}")
+        # Not asked whether it is there: that takes a right that a sender need not have. The first send finds out.
         target = Target(stream, topic, partition)
         with self._routes_lock:
             number = self._routes.setdefault(target, len(self._targets))

@@ -138,6 +138,19 @@ def test_a_user_may_do_what_its_permissions_say(tcp_broker: Embedded, remote: Cl
     assert [user.name for user in remote.list_users()] == ["iggy"]
 
 
+def test_who_may_only_send_says_where_to(tcp_broker: Embedded, remote: Client, topic: tuple[str, str]) -> None:
+    flags = tuple(flag == "send_messages" for flag in GLOBAL_FLAGS)
+    remote.create_user("sender", "password", permissions=Permissions(flags))
+    with shmbroker.connect(f"iggy://sender:password@{tcp_broker.tcp_address}") as sender:
+        with sender.producer(*topic) as producer:
+            assert producer.send([b"x"], partition=1).base_offset == 0
+            with pytest.raises(Unauthorized, match="partition="):
+                producer.send([b"x"])
+        with pytest.raises(Unauthorized):
+            sender.consumer(*topic, partition=1)
+    remote.delete_user("sender")
+
+
 # --- administration --------------------------------------------------------------------------------------------------
 
 
