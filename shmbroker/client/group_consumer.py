@@ -65,6 +65,8 @@ class GroupConsumer(Consumer):
         self._commit_now = commit
         self._start = start
         self._followed: Assignment | None = None
+        self._lease_end = 0.0
+        """Until when it may be read by."""
         self._retry_at = math.inf
         """When to try again what of it could not be opened."""
         self._failure: ShmbrokerError | None = None
@@ -100,7 +102,11 @@ class GroupConsumer(Consumer):
     def _poll_slice(self, max_messages: int, max_bytes: int, slice_end: float) -> list[Batch]:
         try:
             if self._cursors:
-                return self._read(max_messages, max_bytes) or self._wait(max_messages, max_bytes, slice_end)
+                batches = self._read(max_messages, max_bytes) or self._wait(max_messages, max_bytes, slice_end)
+                if not batches or time.monotonic() < self._lease_end:
+                    return batches
+                self._start_over()
+                return []
             self._check_alive()
             self._membership.wait_for_change(self._followed, max(0.0, slice_end - time.monotonic()))
         except PartitionReplaced:
@@ -112,15 +118,22 @@ class GroupConsumer(Consumer):
                 raise
         return []
 
+    def _start_over(self) -> None:
+        """This process stood still for longer than the lease, with a read under way: nothing of that was ours to read.
+        All partitions are taken up anew, after what the group has stored."""
+        for partition_id in (*self._by_partition, *self._leaving):
+            self._drop(partition_id)
+        self._followed = None
+
     # --- following the group ------------------------------------------------------------------------------------------
     def follow(self) -> None:
         """Takes up partitions that came, stops reading those that go. Every poll does so first."""
         deadline = time.monotonic() + REJOIN_S
         self._membership.renew(deadline)
+        self._lease_end = self._membership.lease_end
         assignment = self._membership.assignment
         if assignment is None:
-            for partition_id in (*self._by_partition, *self._leaving):
-                self._drop(partition_id)
+            self._start_over()
             self._membership.join(deadline)
             assignment = self._membership.assignment
         if assignment is None or (assignment == self._followed and time.monotonic() < self._retry_at):

@@ -66,8 +66,13 @@ class Membership:
 
     def renew(self, deadline: float) -> None:
         """Asks again where the last answer is too old to read by."""
-        if time.monotonic() - self._asked_at > GROUP_LEASE_S:
+        if time.monotonic() >= self.lease_end:
             self.sync(deadline)
+
+    @property
+    def lease_end(self) -> float:
+        """Until when ``assignment`` may be read by. Look at this first, and then at the assignment."""
+        return self._asked_at + GROUP_LEASE_S
 
     def wait_for_change(self, known: groups.Assignment | None, timeout_s: float) -> None:
         """Until the assignment is another than ``known``, at most ``timeout_s``."""
