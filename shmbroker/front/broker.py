@@ -412,6 +412,7 @@ class Broker:
                 for log_id, incarnation in answer["incarnations"].items():
                     self.logs.get(int(log_id)).incarnation = incarnation
                     self.readers.forget(int(log_id))
+                    self.senders[worker].offsets.forget_log(int(log_id))
 
     # --- sessions -----------------------------------------------------------------------------------------------------
     def session_ended(self, session: Session) -> None:

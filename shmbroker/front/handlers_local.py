@@ -91,6 +91,8 @@ async def open_partition(session: LocalSession, request: local.OpenPartition) ->
     log = broker.logs.get(partition.log_id)
     worker = broker.worker_of(log)
     link = await worker.running()
+    if "offsets" in request.rights:
+        broker.senders[worker.number].offsets.share(log.log_id)
     before = session.rights.get(log.log_id, 0)
     rights = before | sum(RIGHTS[right] for right in request.rights)
     if rights != before and session.introduced.get(worker.number) == worker.generation:

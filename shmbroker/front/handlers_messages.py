@@ -4,8 +4,8 @@ A handler here gets ``done``, which it calls exactly once with what Session.acce
 maybe before it returns; it returns whether the request's bytes are needed no longer. It may also raise.
 
 send    the batch becomes a record (front.records), which the worker checks, appends and confirms
-poll    is served here from the mapped files (front.polling); only "next" asks the worker first, for the stored offset,
-        and an automatic commit tells it afterwards, without waiting
+poll    is served here from the mapped files (front.polling); only "next" may have to ask the worker first, for a
+        stored offset that is not known here, and an automatic commit tells it afterwards, without waiting
 
 A client numbers its sends, and sends one again under its number after "not committed" (57): so client, user and number
 are the producer and sequence of the record, and a batch that was appended once gets its first confirmation (rule 7).
@@ -38,6 +38,7 @@ from shmbroker.front.polling import check_count
 from shmbroker.front.records import record_of
 from shmbroker.front.reply import Gathered
 from shmbroker.front.sending import LaneRequest, check_length
+from shmbroker.front.stored_offsets import NONE_STORED
 from shmbroker.wire import messages
 from shmbroker.wire.codes import Code
 from shmbroker.wire.primitives import CONSUMER_GROUP
@@ -113,7 +114,7 @@ def _producer_id(session: Session) -> int:
 class _Poll:
     """One poll from its request to its reply."""
 
-    __slots__ = ("done", "key", "log", "partition_id", "place", "request", "session")
+    __slots__ = ("asked", "done", "key", "log", "partition_id", "place", "request", "session")
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class _Poll:
         self.place = place
         self.done = done
         self.key = b""
+        self.asked = 0
 
     def start(self) -> None:
         request = self.request
@@ -139,21 +141,27 @@ class _Poll:
         if request.strategy != messages.POLL_NEXT:
             self.done(self.read(request.strategy, request.value))
             return
-        self.session.broker.senders[self.log.worker].submit(
-            LaneRequest(REQUEST_GET_OFFSET, 0, self.log.log_id, 0, (self.key,), len(self.key), self.stored)
-        )
+        sender = self.session.broker.senders[self.log.worker]
+        known = sender.offsets.find(self.log.log_id, self.key)
+        if known is not None:
+            self.done(self.read_after(known))
+            return
+        self.asked = sender.offsets.ask()
+        sender.submit(LaneRequest(REQUEST_GET_OFFSET, 0, self.log.log_id, 0, (self.key,), len(self.key), self.stored))
 
     def stored(self, status: int, offset: int, _: int) -> None:
         """The worker's word on the stored offset of a poll of what is next."""
+        if status == ErrorCode.CONSUMER_OFFSET_NOT_FOUND:
+            status, offset = 0, NONE_STORED
+        if not status:
+            self.session.broker.senders[self.log.worker].offsets.learn(self.asked, self.log.log_id, self.key, offset)
         try:
             if self.place is not None and not self.is_owner():
                 value: Any = Gathered((_FENCED,), _POLLED.size)
-            elif status == ErrorCode.CONSUMER_OFFSET_NOT_FOUND:
-                value = self.read(messages.POLL_FIRST, 0)
             elif status:
                 value = error_from(status)
             else:
-                value = self.read(messages.POLL_OFFSET, offset + 1)
+                value = self.read_after(offset)
         except ShmbrokerError as error:
             value = error
         except Exception as error:
@@ -164,6 +172,12 @@ class _Poll:
     def is_owner(self) -> bool:
         assert self.place is not None
         return self.session.broker.groups.may_poll(self.session, *self.place, self.partition_id)
+
+    def read_after(self, offset: int) -> Gathered:
+        """The reply to a poll of what is next."""
+        if offset == NONE_STORED:
+            return self.read(messages.POLL_FIRST, 0)
+        return self.read(messages.POLL_OFFSET, offset + 1)
 
     def read(self, strategy: int, value: int) -> Gathered:
         """The reply. Tells the groups, and starts an automatic commit."""
@@ -180,13 +194,17 @@ class _Poll:
     def commit(self, offset: int) -> None:
         """Nobody waits for it, and it never lowers an offset."""
 
+        sender = self.session.broker.senders[self.log.worker]
+
         def committed(status: int, _: int, __: int) -> None:
             if status:
+                sender.offsets.forget(self.log.log_id, self.key)
                 LOG.warning("log %d: an automatic commit failed: %s", self.log.log_id, error_from(status))
             elif self.place is not None:
                 self.session.broker.groups.committed(self.session, *self.place, self.partition_id, offset)
 
-        self.session.broker.senders[self.log.worker].submit(
+        sender.offsets.raise_to(self.log.log_id, self.key, offset)
+        sender.submit(
             LaneRequest(
                 REQUEST_STORE_OFFSET, FLAG_AUTOMATIC, self.log.log_id, offset, (self.key,), len(self.key), committed
             )

@@ -20,7 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shmbroker.errors import BatchTooLarge, ErrorCode, ShmbrokerError, error_from
+from shmbroker.formats.lane import REQUEST_DELETE_OFFSET, REQUEST_STORE_OFFSET
 from shmbroker.front.reply import Buffer
+from shmbroker.front.stored_offsets import StoredOffsets
 from shmbroker.limits import LANE_SIZE_MAX, MIB
 from shmbroker.shm.doorbell import EventDoorbell, NamedDoorbell
 from shmbroker.shm.lane import LaneClient, create_lane
@@ -97,6 +99,8 @@ class Sender:
         self._broker = broker
         self._worker = worker
         self._loop = asyncio.get_running_loop()
+        self.offsets = StoredOffsets()
+        """What is known of the stored offsets of this worker's logs."""
         self._lane: FrontLane | None = None
         self._large: FrontLane | None = None
         self._queue: deque[LaneRequest] = deque()
@@ -122,8 +126,15 @@ class Sender:
             if not future.done():
                 future.set_result((status, value, result))
 
+        changes = kind in (REQUEST_STORE_OFFSET, REQUEST_DELETE_OFFSET)
+        if changes:
+            self.offsets.forget(log_id, body)
         self.submit(LaneRequest(kind, flags, log_id, argument, (body,), len(body), done))
-        status, value, result = await future
+        try:
+            status, value, result = await future
+        finally:
+            if changes:
+                self.offsets.forget(log_id, body)
         if status:
             raise error_from(status)
         return value, result
@@ -269,6 +280,7 @@ class Sender:
 
     def died(self) -> None:
         """The worker's process has ended: what it answered is handed out, the rest is of unknown outcome."""
+        self.offsets.clear()
         for lane in (self._lane, self._large):
             if lane is None:
                 continue
