@@ -146,7 +146,8 @@ class LaneClient:
     ) -> bool:
         """Publishes one request whose body is ``buffers`` joined (``body_length`` bytes, C-contiguous each).
 
-        False where the ring is full or too many requests are in flight: nothing is published; take the completions.
+        False where the ring is full, too many requests are in flight (take the completions), or the lane is closed:
+        nothing is published.
         Does not ring: call :meth:`ring` once after a group. ``request_number`` is not 0. A body that is no multiple
         of 8 is padded with zeros, and the worker sees them. Raises BatchTooLarge above ``body_length_max``.
         """
@@ -157,7 +158,12 @@ class LaneClient:
         head = self._head + length
         if place + length > self._end:
             head += self._end - place  # a SKIP fills the end
-        if (head > self._head_max and not self._has_space(head)) or self._offered >= self._offered_max:
+        words = self._words
+        if (
+            (head > self._head_max and not self._has_space(head))
+            or self._offered >= self._offered_max
+            or words[4]  # WORD_CLOSED: constants are quicker than names
+        ):
             return False
         if place + length > self._end:
             place = self._skip(place)
@@ -177,7 +183,7 @@ class LaneClient:
         self._place = place
         self._head = head
         self._offered += 1
-        self._words[WORD_REQUEST_HEAD] = head  # SYNC request
+        words[16] = head  # WORD_REQUEST_HEAD, SYNC request
         return True
 
     def _skip(self, place: int) -> int:
