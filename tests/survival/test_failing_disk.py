@@ -123,8 +123,8 @@ def test_rule_11_poison_ends_with_sigkill_of_everything_and_a_new_run_too(
 
 
 @pytest.mark.parametrize("durability", ["replicated", "persisted"])
-def test_an_offset_whose_write_fails_is_not_confirmed_and_messages_go_on(
-    start: Start, switch: Path, durability: str
+def test_rule_11_an_offset_whose_write_fails_is_not_confirmed_and_poisons_the_partition(
+    start: Start, switch: Path, eventually: Eventually, durability: str
 ) -> None:
     broker = start(environment={FAULT_VARIABLE: f"write:{STRUCK}*consumers:{switch}:EIO"}).ready()
     with broker.connect() as client:
@@ -135,10 +135,16 @@ def test_an_offset_whose_write_fails_is_not_confirmed_and_messages_go_on(
             client.set_consumer_offset("s", "t", 0, 3, name="reader")
             switch.touch()
             for _ in range(2):
-                with pytest.raises(ShmbrokerError) as raised:
+                with pytest.raises(PartitionPoisoned):
                     client.set_consumer_offset("s", "t", 0, 5, name="reader")
-                print(repr(raised.value))
-            assert producer.send([b"10"], partition=0).base_offset == 10
+            with pytest.raises(PartitionPoisoned):
+                producer.send([b"10"], partition=0)
+        switch.unlink()
+        before = broker.kill_worker()
+        eventually(lambda: broker.workers() not in ([], [before]), "another worker")
+        with pytest.raises(PartitionPoisoned):
+            client.set_consumer_offset("s", "t", 0, 5, name="reader")
+        assert len(read_log(client, "t", 0)) == 10, "reads go on"
     broker.kill_everything()
     broker = start().ready()
     with broker.connect() as client:
