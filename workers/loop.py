@@ -30,7 +30,7 @@ from shmbroker.shm.doorbell import Doorbell
 from shmbroker.shm.lane import LaneServer, Request
 from shmbroker.storage.partition_log import PartitionLog
 
-from .flush import FlushTarget, flush_together
+from .flush import FlushTarget, flush_together, poison_with
 from .lanes import Lane, Lanes, refuse_ungranted
 from .partitions import Partitions
 from .pending import Pending
@@ -141,6 +141,8 @@ class Loop:
         failed = flush_together(synchronous, self.executor, sync=True) if synchronous else {}
         if plain:
             failed |= flush_together(plain, self.executor, sync=False)
+        for store, log in stores.items():
+            poison_with(log, failed.get(store))
         if crash_points.ARMED:
             crash_points.reach(crash_points.BEFORE_COMPLETIONS)
         answered: dict[LaneServer, None] = {}
@@ -162,9 +164,9 @@ class Loop:
         """What time makes due; does nothing for partitions that are quiet."""
         if self._unwritten:
             logs, self._unwritten = self._unwritten, {}
-            flush_together(
-                [log.offsets for log in logs if log.log_id in self.partitions.logs], self.executor, sync=False
-            )
+            stores = {log.offsets: log for log in logs if log.log_id in self.partitions.logs}
+            for store, error in flush_together(stores, self.executor, sync=False).items():
+                poison_with(stores[store], error)
         self.partitions.maintain(now_us)
 
 

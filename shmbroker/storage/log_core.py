@@ -131,7 +131,7 @@ class LogCore:
             self.reason = str(error)
             status = ErrorCode.DISK_FULL
         except DiskFailed as error:
-            self._poison(error)
+            self.poison(error)
             status = ErrorCode.PARTITION_POISONED
         self._set_bounds()
         return int(status)
@@ -320,7 +320,7 @@ class LogCore:
         try:
             self._close_durably(now_us)
         except DiskFailed as error:
-            self._poison(error)
+            self.poison(error)
             return False
         self._drop_ring()
         return True
@@ -375,7 +375,7 @@ class LogCore:
         end, offset, sync = self._flushing
         self._flushing = None
         if error is not None:
-            self._poison(error)
+            self.poison(error)
             return
         control = self.control
         self.publish()
@@ -392,7 +392,7 @@ class LogCore:
         try:
             self._look_ahead()
         except DiskFailed as failure:
-            self._poison(failure)
+            self.poison(failure)
         self._set_bounds()
 
     def _write_out(self, *, sync: bool, reason: str) -> None:
@@ -457,8 +457,9 @@ class LogCore:
 
     # --- failure --------------------------------------------------------------------------------------------------
 
-    def _poison(self, error: BaseException) -> None:
-        """Final for this run of the broker: kept in the control block, and on disk where that still works (rule 11)."""
+    def poison(self, error: BaseException) -> None:
+        """A write or a sync of any of the partition's files failed, stored offsets included. Final for this run of the
+        broker: kept in the control block, and on disk where that still works (rule 11)."""
         if self.state is State.POISONED:
             return
         self.state = State.POISONED

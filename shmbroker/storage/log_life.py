@@ -213,7 +213,7 @@ class LogLife(LogCore):
             self.reason = str(error)
             return ErrorCode.DISK_FULL
         except DiskFailed as error:
-            self._poison(error)
+            self.poison(error)
             return ErrorCode.PARTITION_POISONED
         if self._ring is not None:
             self.budget.give_back(self._ring.size, self)
@@ -245,7 +245,7 @@ class LogLife(LogCore):
                 self._drop_ring()
             self._flush_offsets()
         except DiskFailed as error:
-            self._poison(error)
+            self.poison(error)
             self.abandon()
             raise
         self.abandon()
