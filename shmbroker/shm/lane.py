@@ -65,6 +65,8 @@ Request = tuple[int, int, int, int, int, memoryview]
 Completion = tuple[int, int, int, int, int]
 """request_number, status, detail, value, argument."""
 
+_pack_request = REQUEST.pack_into
+_pack_completion = COMPLETION.pack_into
 _COMPLETION_MASK = LANE_COMPLETION_COUNT - 1
 _COMPLETIONS_END = COMPLETIONS_POSITION + LANE_COMPLETION_COUNT * COMPLETION_SIZE
 
@@ -168,7 +170,7 @@ class LaneClient:
         if place + length > self._end:
             place = self._skip(place)
         mapping = self._mapping
-        REQUEST.pack_into(mapping, place, length, kind, flags, request_number, log_id, argument)
+        _pack_request(mapping, place, length, kind, flags, request_number, log_id, argument)
         start = place + 32  # REQUEST_SIZE
         end = start + body_length
         for buffer in buffers:
@@ -389,15 +391,8 @@ class LaneServer:
     def complete(self, request_number: int, status: int, detail: int, value: int, argument: int) -> None:
         """Writes one completion, which the client sees after :meth:`publish`. Once for each drained request."""
         head = self._completion_head
-        COMPLETION.pack_into(  # a slot that is not yet published
-            self._mapping,
-            COMPLETIONS_POSITION + (head & _COMPLETION_MASK) * COMPLETION_SIZE,
-            request_number,
-            status,
-            detail,
-            value,
-            argument,
-        )
+        place = 4096 + (head & _COMPLETION_MASK) * 32  # COMPLETIONS_POSITION, COMPLETION_SIZE; not yet published
+        _pack_completion(self._mapping, place, request_number, status, detail, value, argument)
         self._completion_head = head + 1
 
     def publish(self) -> bool:

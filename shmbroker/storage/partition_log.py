@@ -78,7 +78,7 @@ class PartitionLog(LogLife):
         raw = self._raw
         raw[:] = record[:256]  # HEADER_SIZE: constants are quicker than names
         (
-            batch_length, count, kind, flags, magic, length, producer_id, sequence, content_checksum, reserved, checksum,
+            batch_length, count, kind, flags, magic, length, producer_id, sequence, content_checksum, reserved, check,
         ) = _unpack_claims(raw)  # fmt: skip
         # The checks of formats.batch.shape_fault for a record of which nothing but `size` bytes exists.
         if (
@@ -91,7 +91,7 @@ class PartitionLog(LogLife):
             or reserved != HEADER_RESERVED
         ):
             return ErrorCode.INVALID_FORMAT, 0, 0
-        if crc32c(self._raw_body) != checksum:
+        if crc32c(self._raw_body) != check:
             return ErrorCode.INVALID_BATCH_CHECKSUM, 0, 0
         if producer_id:
             known = self.windows.find(producer_id, sequence)
