@@ -120,7 +120,7 @@ PROMISES = (
     Promise(21, "A persisted offset waits for its file and directory", (
         f"{OFFSETS}::test_rule_17_a_crash_at_every_point_keeps_every_confirmed_offset",
         f"{TABLE}::test_persisted_offsets",
-        f"{FAILING}::test_an_offset_whose_write_fails_is_not_confirmed_and_messages_go_on",
+        f"{FAILING}::test_rule_11_an_offset_whose_write_fails_is_not_confirmed_and_poisons_the_partition",
     )),
     Promise(22, "Persisting an offset does not flush earlier replicated messages", (
         f"{WRITE_PATH}::test_a_persisted_offset_does_not_write_the_messages_before_it",
