@@ -116,7 +116,9 @@ class Port:
         if not number % GLANCE_EVERY:
             reaper.glance()
 
-    def offer_now(self, entry: Answer[Any], kind: int, log_id: int, buffers: Buffers, body_length: int) -> bool:
+    def offer_now(
+        self, entry: Answer[Any], kind: int, log_id: int, buffers: Buffers, body_length: int, awaited: bool
+    ) -> bool:
         """As :meth:`offer` where it would not have to wait for anything, else False: nothing happened then."""
         if not self.lock.acquire(False):
             return False
@@ -134,10 +136,11 @@ class Port:
             self._ring()
         finally:
             self.lock.release()
-        if reaper.rescue_asleep:
-            reaper.call_rescue()
-        if not number % GLANCE_EVERY:
-            reaper.glance()
+        if not awaited:
+            if reaper.rescue_asleep:
+                reaper.call_rescue()
+            if not number % GLANCE_EVERY:
+                reaper.glance()
         return True
 
     def _make_room(self, body_length: int, deadline: float) -> None:

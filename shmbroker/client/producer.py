@@ -96,6 +96,11 @@ class Producer:
         ran out before, OutcomeUnknown where the worker died, and what the broker refused.
         """
         seconds = self._timeout if timeout is None else timeout
+        prompt = self._prompt.get(partition)
+        if prompt is not None and headers is None and ids is None and key is None:
+            sent = prompt.put_now(messages, True)
+            if sent is not None:
+                return sent.result(seconds)
         deadline = time.monotonic() + seconds
         route = self._route(partition, key, deadline)
         if self._linger is None:
@@ -120,11 +125,11 @@ class Producer:
 
         With ``linger``, what is submitted within that time for the same partition shares a batch.
         """
-        route = self._prompt.get(partition)
-        if route is not None and headers is None and ids is None and key is None:
-            ticket = route.put_now(messages)
-            if ticket is not None:
-                return ticket
+        prompt = self._prompt.get(partition)
+        if prompt is not None and headers is None and ids is None and key is None:
+            sent = prompt.put_now(messages, False)
+            if sent is not None:
+                return sent
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         route = self._route(partition, key, deadline)
         if self._linger is None:
@@ -164,7 +169,8 @@ class Producer:
 
         If the first sending arrived after all, the worker answers with its confirmation (``duplicate``) and appends
         nothing. It remembers the last 256 batches of a producer: send again before going on, or the answer may be
-        OutcomeUnknown (request already applied). ``ticket`` may come from another producer of the same topic, of a
+        OutcomeUnknown (request already applied). What was submitted after it may have reached the next worker first: then it
+        stands before it in the log. ``ticket`` may come from another producer of the same topic, of a
         client whose broker died. One that is confirmed is returned as it is.
         """
         if ticket.record is None:

@@ -52,7 +52,7 @@ class Route:
     def name(self) -> str:
         return f"{self._topic_name}, partition {self.partition_id}"
 
-    def put_now(self, messages: Sequence[bytes]) -> Ticket | None:
+    def put_now(self, messages: Sequence[bytes], awaited: bool) -> Ticket | None:
         """A list of one message, where nothing has to be waited for; else None, and nothing happened.
 
         The same as :meth:`put`, on the shortest way there is: of one message at a time each step is felt.
@@ -70,7 +70,7 @@ class Route:
             ticket = Ticket(port.reaper, self, record, size)
             self.sent_count = sent_count + 1
             try:
-                is_sent = port.offer_now(ticket, REQUEST_APPEND, self.log_id, record, size)
+                is_sent = port.offer_now(ticket, REQUEST_APPEND, self.log_id, record, size, awaited)
             except BaseException:
                 self.sent_count = sent_count
                 raise
