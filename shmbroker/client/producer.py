@@ -169,9 +169,9 @@ class Producer:
 
         If the first sending arrived after all, the worker answers with its confirmation (``duplicate``) and appends
         nothing. It remembers the last 256 batches of a producer: send again before going on, or the answer may be
-        OutcomeUnknown (request already applied). What was submitted after it may have reached the next worker first: then it
-        stands before it in the log. ``ticket`` may come from another producer of the same topic, of a
-        client whose broker died. One that is confirmed is returned as it is.
+        OutcomeUnknown (request already applied). What was submitted after it may have reached the next worker first: it
+        stands before it in the log then. ``ticket`` may come from another producer of the same topic, of a client whose
+        broker died. One that is confirmed is returned as it is.
         """
         if ticket.record is None:
             if ticket.done() and ticket.exception() is None:
