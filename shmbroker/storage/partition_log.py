@@ -9,6 +9,7 @@ The shape of a pass::
         calls = log.prepare_flush(sync=log.options.persisted)   # run all calls of all logs, concurrently if several
         log.finish_flush(error or None)                         # one error of any of its calls poisons the log
     then the completions of the persisted ones; and readers are rung where log.visible_moved
+    for every replicated log with log.flush_due():          log.write_behind(...); log.settle_written() in a later pass
 
 An append copies the record out of the lane once, into the ring, and believes only the copy. The header goes in last,
 stamped and with its checksum: until then nothing of the record is a record (see journal).
@@ -16,6 +17,7 @@ stamped and with its checksum: until then nothing of the record is a record (see
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
@@ -62,6 +64,11 @@ _unpack_claims = CLAIMS.unpack_from
 _stamp_first = STAMP_FIRST.pack_into
 _stamp_second = STAMP_SECOND.pack_into
 _stamp_checksum = CHECKSUM.pack_into
+
+
+def _run_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 class PartitionLog(LogLife):
@@ -178,9 +185,9 @@ class PartitionLog(LogLife):
     # --- flushing -------------------------------------------------------------------------------------------------
 
     def flush_due(self) -> str | None:
-        """ "count" or "size" where a trigger has fired, else None."""
+        """ "count" or "size" where a trigger has fired and nothing is being written, else None."""
         pending = self._end - self._file_position
-        if pending == 0 or self.state is not State.OPEN:
+        if pending == 0 or self._behind is not None or self.state is not State.OPEN:
             return None
         if self.committed_offset - self._file_offset >= self.options.messages_required_to_save:
             return "count"
@@ -198,12 +205,31 @@ class PartitionLog(LogLife):
             return ErrorCode.PARTITION_POISONED
         return ErrorCode.OK
 
+    def write_behind(self, reason: str, tell: Callable[[], None]) -> None:
+        """Has a helper write what is committed, not synchronised, while appends go on.
+
+        ``tell`` is called at its end, on the helper: then :meth:`settle_written` is due. Whatever else wants to write,
+        close or purge waits for it. Until it is settled the ring keeps what is being written.
+        """
+        assert not self.options.persisted
+        calls = self.prepare_flush(sync=False, reason=reason, apart=True)
+        if calls:
+            self._behind = self.executor.submit(_run_all, calls)
+            self._behind.add_done_callback(lambda _: tell())
+
+    def settle_written(self) -> bool:
+        """Finishes what :meth:`write_behind` started if it has ended. False where it has not."""
+        if self._behind is not None and not self._behind.done():
+            return False
+        self.settle()
+        return True
+
     # --- upkeep ---------------------------------------------------------------------------------------------------
 
     def maintain(self, now_us: int) -> None:
         """To be called every second or so, between passes: gives the ring back when it was quiet since the last call
         and all is written, which also makes the mark durable; deletes what retention says."""
-        if self.state is not State.OPEN or self._flushing is not None:
+        if not self.settle_written() or self.state is not State.OPEN or self._flushing is not None:
             return
         if self._ring is not None and self._end == self._quiet_end and not self.dirty:
             self.give_back_ring(now_us)
