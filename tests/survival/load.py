@@ -30,12 +30,15 @@ IN_FLIGHT = 8
 class Load:
     """One producer on a thread of its own, until it is told to stop, or its first error that it may not repeat.
 
+    ``gate``: after its first window it goes on only when this is set.
+
     ``resends``: what has no known outcome is sent again under the same number, in the old order, as long as it takes.
     """
 
     def __init__(
         self, connect: Callable[[], Client], topic: str, rng: random.Random, *,
         name: int = 0, partition: int = 0, resends: bool = False, size_max: int = 300, in_flight: int = IN_FLIGHT,
+        gate: threading.Event | None = None,
     ) -> None:  # fmt: skip
         self.sent: list[bytes] = []
         self.acknowledged: dict[int, bytes] = {}
@@ -51,6 +54,7 @@ class Load:
         self._resends = resends
         self._size_max = size_max
         self._in_flight = in_flight
+        self._gate = gate
         self._stopping = threading.Event()
         self._progress = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"load {name} of {topic}", daemon=True)
@@ -59,10 +63,16 @@ class Load:
         self._thread.start()
         return self
 
+    def await_started(self) -> Load:
+        """Until anything at all is acknowledged."""
+        return self._await(1)
+
     def await_acknowledged(self, count: int) -> Load:
         """Until ``count`` messages more than now are acknowledged. Fails the test where the producer ends first."""
+        return self._await(len(self.acknowledged) + count)
+
+    def _await(self, target: int) -> Load:
         with self._progress:
-            target = len(self.acknowledged) + count
             done = self._progress.wait_for(lambda: len(self.acknowledged) >= target or not self.is_alive, WAIT_S)
         assert done, f"{target} acknowledged messages, there are {len(self.acknowledged)}"
         assert len(self.acknowledged) >= target, f"the producer ended: {self.error!r}"
@@ -87,6 +97,8 @@ class Load:
             with self._connect() as client, client.producer("s", self._topic) as producer:
                 while not self._stopping.is_set():
                     self._send_some(producer)
+                    if self._gate is not None:
+                        self._gate.wait(WAIT_S)
         except ShmbrokerError as error:
             self.error = error
         with self._progress:
