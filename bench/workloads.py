@@ -20,6 +20,7 @@ from .actors import Actors, Outcome, run_actors
 from .result import Result, Yardstick, percentiles_of
 
 BOTH = ("replicated", "persisted")
+SINGLE_PRODUCERS = 32
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def single_32(setting: Setting, durability: str) -> Result:
     """One 100 B message at a time from each of 32 producers, processes of their own."""
     topic = _topic(setting, "single-32", durability)
     alone, _, _ = _produce(setting, topic, "send", message_size=100, batch_count=1)
-    outcome, batches, _ = _produce(setting, topic, "send", message_size=100, batch_count=1, actors=32)
+    outcome, batches, _ = _produce(setting, topic, "send", message_size=100, batch_count=1, actors=SINGLE_PRODUCERS)
     alone_rate = alone.messages / alone.seconds
     rate = outcome.messages / outcome.seconds
     yardstick = Yardstick("one producer, msg/s", alone_rate, rate / alone_rate)
