@@ -23,7 +23,10 @@ from shmbroker.client.route import IN_FLIGHT_MAX, Route
 from shmbroker.client.ticket import Confirmation, Ticket
 from shmbroker.errors import BufferFull, ClientMistake, Closed, ErrorCode, InvalidMessage, ShmbrokerError
 from shmbroker.formats.headers import Headers
-from shmbroker.limits import BATCH_MESSAGE_COUNT_MAX, BATCH_SIZE_MAX, MESSAGES_KEY_SIZE_MAX
+from shmbroker.limits import BATCH_MESSAGE_COUNT_MAX, BATCH_SIZE_MAX, KIB, MESSAGES_KEY_SIZE_MAX, MIB
+
+KEPT_BLOCK_SIZE = 32 * MIB - 64 * KIB
+"""Just below the largest that glibc learns from (DEFAULT_MMAP_THRESHOLD_MAX)."""
 
 
 class Grantor(Protocol):
@@ -61,6 +64,7 @@ class Producer:
         timeout: float,
     ) -> None:
         _check_options(linger, batch_count, batch_size, max_in_flight)
+        _keep_heap()
         self._grantor = grantor
         self._stream = stream
         self._topic = topic
@@ -274,6 +278,16 @@ class Producer:
             raise Closed("this producer is closed")
         if self._grantor.is_foreign:
             raise ClientMistake("this producer was made before fork(): make a new one in the child process")
+
+
+def _keep_heap() -> None:
+    """Has the C library keep what batches in flight were made in, instead of giving it back to the system after each.
+
+    Batches of more than 128 KiB would else get new pages from the kernel every time: 20 us of 150 for 1,000 messages of
+    100 B, 120 of 590 for 1,000 B. glibc takes the largest block that was freed so far as the measure of what to keep
+    (M_MMAP_THRESHOLD in mallopt(3), which Python cannot set). The block is never touched: it takes no memory.
+    """
+    bytes(KEPT_BLOCK_SIZE)
 
 
 def _check_options(linger: float, batch_count: int, batch_size: int, max_in_flight: int) -> None:
