@@ -211,6 +211,8 @@ class Consumer:
         chosen = self._chosen(partition)
         if offset is not None and len(chosen) != 1:
             raise ClientMistake("an offset belongs to one partition: say which")
+        if offset is not None and not 0 <= offset < 1 << 64:
+            raise ClientMistake(f"offset is 0 to 2^64 - 1, not {offset}")
         deadline = deadline_of(timeout)
         targets = [(cursor, cursor.handed_out if offset is None else offset) for cursor in chosen]
         replies = [cursor.store(target, deadline) for cursor, target in targets if target >= 0]

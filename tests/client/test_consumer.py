@@ -168,6 +168,10 @@ def test_mistakes_are_told(client: Client, producer: Producer) -> None:
         ):  # fmt: skip
             with pytest.raises(ClientMistake):
                 call()
+    with open_consumer("stream", "topic", partition=0, name="a") as consumer:
+        for offset in (-1, 1 << 64):
+            with pytest.raises(ClientMistake, match=str(offset)):
+                consumer.commit(offset=offset)
     with pytest.raises(Closed):
         consumer.poll()
     consumer.close()
