@@ -44,6 +44,8 @@ SOCKET_NAME = "broker.sock"
 RUNTIME_FILE_NAME = "runtime"
 FOREVER_S = 3e8
 """What a timeout of None means: ten years."""
+BACKLOG_PAUSE_S = 0.01
+"""Between two tries to connect while the front's backlog is full."""
 DESCRIPTORS_MAX = 2
 RECEIVE_SIZE = 64 * 1024
 _TIMEVAL = struct.Struct("@ll")
@@ -52,8 +54,9 @@ R = TypeVar("R")
 
 
 def deadline_of(timeout: float | None) -> float:
-    """The moment (time.monotonic) at which ``timeout`` seconds from now are over."""
-    return time.monotonic() + (FOREVER_S if timeout is None else timeout)
+    """The moment (time.monotonic) at which ``timeout`` seconds from now are over. None and infinity are for ever, as is
+    all that sockets and locks cannot count."""
+    return time.monotonic() + (FOREVER_S if timeout is None else min(timeout, FOREVER_S))
 
 
 def runtime_directory_of(data: str) -> str:
@@ -288,7 +291,19 @@ def _connect(data: str, deadline: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
-        connection.connect(path)
+        while True:
+            try:
+                connection.connect(path)
+                break
+            except BlockingIOError:  # Too many others wait to be let in, and the kernel does not queue this one.
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(BACKLOG_PAUSE_S)
+    except BlockingIOError as error:
+        connection.close()
+        raise Unavailable(
+            f"{data}: the broker at {path} let nobody in within the time: too many others connect, or it does not go on"
+        ) from error
     except OSError as error:
         connection.close()
         raise Unavailable(

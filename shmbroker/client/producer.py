@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 import numpy.typing as npt
 from xxhash import xxh32_intdigest
 
+from shmbroker.client.connection import deadline_of
 from shmbroker.client.lanes import Port
 from shmbroker.client.linger import Linger
 from shmbroker.client.route import IN_FLIGHT_MAX, Route
@@ -105,7 +106,7 @@ class Producer:
             sent = prompt.put_now(messages, True)
             if sent is not None:
                 return sent.result(seconds)
-        deadline = time.monotonic() + seconds
+        deadline = deadline_of(seconds)
         route = self._route(partition, key, deadline)
         if self._linger is None:
             ticket = route.put(messages, headers, ids, deadline, True)
@@ -134,7 +135,7 @@ class Producer:
             sent = prompt.put_now(messages, False)
             if sent is not None:
                 return sent
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         route = self._route(partition, key, deadline)
         if self._linger is None:
             return route.put(messages, headers, ids, deadline, False)
@@ -152,7 +153,7 @@ class Producer:
 
         Nothing is done per message. Does not linger.
         """
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         ticket = self._route(partition, key, deadline).put_array(array, deadline, True)
         return ticket.result(deadline - time.monotonic())
 
@@ -165,7 +166,7 @@ class Producer:
         timeout: float | None = None,
     ) -> Ticket:
         """As :meth:`send_array`, returning a future of the confirmation."""
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         return self._route(partition, key, deadline).put_array(array, deadline, False)
 
     def resend(self, ticket: Ticket, *, timeout: float | None = None) -> Ticket:
@@ -181,7 +182,7 @@ class Producer:
             if ticket.done() and ticket.exception() is None:
                 return ticket
             raise ClientMistake("this ticket has no batch any more: it was sent again already, or never sent")
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         return self._route(ticket.partition, None, deadline).put_again(ticket, deadline)
 
     # --- ending ------------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class Producer:
         Raises the error of the first that failed and that nobody has asked about; StillInFlight where the time ran out.
         """
         self._check_open()
-        self._flush(time.monotonic() + (self._timeout if timeout is None else timeout))
+        self._flush(deadline_of(self._timeout if timeout is None else timeout))
 
     def _flush(self, deadline: float) -> None:
         if self._linger is not None:
@@ -215,7 +216,7 @@ class Producer:
         self._prompt = {}
         if self._grantor.is_foreign:
             return
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         try:
             self._flush(deadline)
         finally:
