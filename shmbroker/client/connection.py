@@ -64,12 +64,19 @@ def runtime_directory_of(data: str) -> str:
     path = os.path.join(data, RUNTIME_FILE_NAME)
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read().strip()
+            name = file.read().strip()
     except OSError as error:
         raise Unavailable(
             f"{data}: no broker has been started here ({path}: {error.strerror}). Start one:"
             f" shmbroker serve --data {data}"
         ) from error
+    except UnicodeDecodeError:
+        name = ""
+    if not os.path.isabs(name) or "\0" in name:
+        raise Unavailable(
+            f"{path} is damaged: it names no directory. A broker writes it anew: shmbroker serve --data {data}"
+        )
+    return name
 
 
 class Connection:
