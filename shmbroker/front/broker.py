@@ -101,19 +101,23 @@ class Broker:
         self._listen()
 
     def _refuse_lost_catalog(self) -> None:
-        """A new catalog would give log ids anew, and take the data that is there for left-overs."""
-        partitions = f"{self.places.data}/{PARTITIONS_DIRECTORY}"
-        if not os.path.exists(f"{self.places.data}/{CATALOG_NAME}") and os.listdir(partitions):
-            raise InvalidConfiguration(
-                f"{self.places.data}/{CATALOG_NAME} is missing, and {partitions} holds partitions: restore the catalog"
-                " from a backup, or start with another data directory"
-            )
+        """A new catalog would give log ids anew, and take the data that is there for left-overs. SQLite takes an empty
+        file for a new one."""
+        catalog, partitions = f"{self.places.data}/{CATALOG_NAME}", f"{self.places.data}/{PARTITIONS_DIRECTORY}"
+        is_there = os.path.exists(catalog)
+        if (is_there and os.path.getsize(catalog)) or not os.listdir(partitions):
+            return
+        raise InvalidConfiguration(
+            f"{catalog} is {'empty' if is_there else 'missing'}, and {partitions} holds partitions: restore the catalog"
+            " from a backup, or start with another data directory"
+        )
 
     async def _finish_earlier_run(self) -> None:
         """No worker lives yet: the files are ours."""
         catalog = self.keeper.catalog
         disk = FileDisk()
         partitions = f"{self.places.data}/{PARTITIONS_DIRECTORY}"
+        highest = 0
         for name in os.listdir(partitions):
             log_id = int(name) if name.isascii() and name.isdigit() else -1
             path = f"{partitions}/{name}"
@@ -123,8 +127,10 @@ class Broker:
                 disk.remove_tree(path)
             else:
                 LOG.warning("%s belongs to no partition and holds data: it is left alone", path)
+                highest = max(highest, log_id)
         disk.sync_directory(partitions)
         async with self.keeper.lock:
+            await self.keeper.pass_log_id(highest)  # A catalog that is older than the data would give it out again.
             await self.keeper.commit([LogGone(log_id) for log_id in sorted(catalog.buried)])
         self.places.sweep_logs(catalog.logs)
 
@@ -280,9 +286,11 @@ class Broker:
             self.opened(worker, answer["partitions"])
 
     async def discard_logs(self, logs: list[Log]) -> None:
-        """Undoes a creation that the catalog will not know. What cannot be reached now is swept at the next start."""
+        """Undoes a creation that the catalog will not know. What cannot be reached now is swept at the next start. One
+        that holds a segment is not of this creation, since nobody was let in: it stays."""
+        partitions = f"{self.places.data}/{PARTITIONS_DIRECTORY}"
         log_ids = [log.log_id for log in logs]
-        await self._remove_on_workers(log_ids)
+        await self._remove_on_workers([n for n in log_ids if not _holds_segment(f"{partitions}/{n:020}")])
         self.logs.forget(log_ids)
 
     async def _remove_on_workers(self, log_ids: list[int]) -> list[int]:

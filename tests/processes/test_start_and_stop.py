@@ -6,6 +6,9 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
+from shmbroker.errors import ShmbrokerError
 from shmbroker.front.places import default_runtime
 
 from .conftest import Start
@@ -113,4 +116,45 @@ def test_lost_catalog_refuses_instead_of_sweeping_data(start: Start, data: Path)
         path.unlink()
     said = refusal_of(start())
     assert "catalog.sqlite3 is missing" in said
+    (data / "catalog.sqlite3").write_bytes(b"")
+    said = refusal_of(start())
+    assert "catalog.sqlite3 is empty" in said
     assert len(list((data / "partitions").iterdir())) == 1
+
+
+def test_an_older_catalog_neither_takes_nor_removes_data_that_it_does_not_know(start: Start, data: Path) -> None:
+    """Restoring one from a backup is what a refusal advises."""
+    broker = start().ready()
+    with broker.connect() as client:
+        client.create_stream("s")
+    assert broker.stop() == 0
+    backup = (data / "catalog.sqlite3").read_bytes()
+    broker = start().ready()
+    with broker.connect() as client:
+        client.create_topic("s", "t", partitions=3, durability="persisted")
+        with client.producer("s", "t") as producer:
+            producer.send([b"acknowledged"], partition=1)
+    assert broker.stop() == 0
+    (data / "catalog.sqlite3").write_bytes(backup)
+    broker = start().ready()
+    with broker.connect() as client:
+        assert client.create_topic("s", "t", partitions=3).partition_count == 3
+    assert "holds data: it is left alone" in broker.said()
+    assert broker.stop() == 0
+    kept = [path for path in (data / "partitions").rglob("*.log") if b"acknowledged" in path.read_bytes()]
+    assert [path.parent.parent.name for path in kept] == [f"{2:020}"]
+
+
+def test_a_creation_that_fails_removes_only_what_it_made(start: Start, data: Path) -> None:
+    broker = start().ready()
+    with broker.connect() as client:
+        client.create_stream("s")
+        ours = data / "partitions" / f"{2:020}" / ("ab" * 16)
+        ours.mkdir(parents=True)
+        (ours / f"{0:020}.log").write_bytes(b"acknowledged")
+        with pytest.raises(ShmbrokerError, match="there is a log already"):
+            client.create_topic("s", "t", partitions=3)
+        assert (ours / f"{0:020}.log").read_bytes() == b"acknowledged"
+        assert [path.name for path in (data / "partitions").iterdir()] == [f"{2:020}"]
+        client.create_topic("s", "t", partitions=3)
+    assert broker.stop() == 0
