@@ -30,7 +30,7 @@ from typing import Any, Final
 import uvloop
 
 from shmbroker.config import Config, load
-from shmbroker.errors import ShmbrokerError
+from shmbroker.errors import InvalidConfiguration, ShmbrokerError
 from shmbroker.front.broker import Broker
 from shmbroker.front.places import Places
 
@@ -70,11 +70,16 @@ def serve(
 
     Raises what keeps it from starting: Unavailable, InvalidConfiguration, Corrupt, DiskFailed, NoSpace.
     """
+    _refuse_listeners(config)
     _raise_descriptor_limit()
     places = Places.take(config.broker.data, config.broker.runtime)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            failures = runner.run(_serve(config, places, ready_fd, parent_fd, on_ready))
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                failures = runner.run(_serve(config, places, ready_fd, parent_fd, on_ready))
+        except ShmbrokerError:  # It did not start.
+            places.discard_new_runtime()
+            raise
         if not failures:
             places.remove_runtime()
         for failure in failures:
@@ -145,6 +150,15 @@ def _parent_ended(loop: asyncio.AbstractEventLoop, parent_fd: int, stop: asyncio
     if ended:
         loop.remove_reader(parent_fd)
         stop.set()
+
+
+def _refuse_listeners(config: Config) -> None:
+    """Whoever asks for a listener would wait for clients that cannot come."""
+    for name, listener in (("tcp", config.tcp), ("http", config.http)):
+        if listener.enabled:
+            raise InvalidConfiguration(
+                f"{name}.enabled is true: {name.upper()} is not in this release, set it to false"
+            )
 
 
 def _raise_descriptor_limit() -> None:

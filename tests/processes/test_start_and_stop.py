@@ -101,6 +101,32 @@ def test_runtime_directory_of_another_broker(start: Start, data: Path, tmp_path:
     assert [path.name for path in runtime.iterdir()] == ["mine"]
 
 
+def test_a_start_that_fails_leaves_nothing_in_shared_memory(start: Start, data: Path, tmp_path: Path) -> None:
+    for number, settings in enumerate(
+        (
+            {"SHMBROKER_PARTITION_JOURNAL_MEMORY_LIMIT": "1 PiB"},
+            {"SHMBROKER_BROKER_RUNTIME": f"/dev/shm/{'x' * 100}"},
+            {"SHMBROKER_BROKER_RUNTIME": str(tmp_path / "elsewhere")},
+        )
+    ):
+        other = tmp_path / f"data{number}"
+        refusal_of(start(f"--data={other}", environment=settings))
+        runtime = Path(settings.get("SHMBROKER_BROKER_RUNTIME", default_runtime(str(other))))
+        assert not runtime.exists(), f"{settings} left it"
+    broker = start().ready()
+    broker.kill_everything()
+    refusal_of(start(environment={"SHMBROKER_PARTITION_JOURNAL_MEMORY_LIMIT": "1 PiB"}))
+    assert Path(default_runtime(str(data))).exists(), "that of an earlier run holds its journals"
+    assert start().ready().stop() == 0
+
+
+@pytest.mark.parametrize("listener", ["tcp", "http"])
+def test_a_listener_that_this_release_has_not_refuses(start: Start, listener: str) -> None:
+    said = refusal_of(start(environment={f"SHMBROKER_{listener.upper()}_ENABLED": "true"}))
+    assert f"{listener}.enabled" in said
+    assert "not in this release" in said
+
+
 def test_unknown_setting_refuses(start: Start) -> None:
     said = refusal_of(start(environment={"SHMBROKER_BROKER_WROKERS": "2"}))
     assert "WROKERS" in said
