@@ -25,10 +25,9 @@ from shmbroker.config import Config
 from shmbroker.core.changes import LogGone
 from shmbroker.core.model import Topic
 from shmbroker.core.options import TopicDefaults
-from shmbroker.errors import InvalidConfiguration, ShmbrokerError, Unavailable
+from shmbroker.errors import ShmbrokerError, Unavailable
 from shmbroker.formats.segment import LOG_SUFFIX
 from shmbroker.front.catalog_keeper import CatalogKeeper
-from shmbroker.front.catalog_store import FILE_NAME as CATALOG_NAME
 from shmbroker.front.catalog_store import CatalogStore
 from shmbroker.front.lanes import LaneTable
 from shmbroker.front.logs import Log, Logs
@@ -77,8 +76,11 @@ class Broker:
     async def start(self) -> None:
         """Until clients can connect. Raises what keeps the broker from serving."""
         loop = asyncio.get_running_loop()
-        self._refuse_lost_catalog()
-        store = await loop.run_in_executor(self._executor, CatalogStore.open, self.places.data)
+        # A new catalog would give log ids anew, and take the data that is there for left-overs.
+        may_make = not os.listdir(f"{self.places.data}/{PARTITIONS_DIRECTORY}")
+        store = await loop.run_in_executor(
+            self._executor, lambda: CatalogStore.open(self.places.data, may_make=may_make)
+        )
         defaults = TopicDefaults(self._config.topic.message_expiry_us, self._config.topic.max_topic_size)
         catalog = await loop.run_in_executor(self._executor, store.load, defaults)
         self.keeper = CatalogKeeper(store, catalog, self._executor)
@@ -99,18 +101,6 @@ class Broker:
         for worker in self.workers:
             await worker.first_ready()
         self._listen()
-
-    def _refuse_lost_catalog(self) -> None:
-        """A new catalog would give log ids anew, and take the data that is there for left-overs. SQLite takes an empty
-        file for a new one."""
-        catalog, partitions = f"{self.places.data}/{CATALOG_NAME}", f"{self.places.data}/{PARTITIONS_DIRECTORY}"
-        is_there = os.path.exists(catalog)
-        if (is_there and os.path.getsize(catalog)) or not os.listdir(partitions):
-            return
-        raise InvalidConfiguration(
-            f"{catalog} is {'empty' if is_there else 'missing'}, and {partitions} holds partitions: restore the catalog"
-            " from a backup, or start with another data directory"
-        )
 
     async def _finish_earlier_run(self) -> None:
         """No worker lives yet: the files are ours."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -142,9 +144,13 @@ def test_lost_catalog_refuses_instead_of_sweeping_data(start: Start, data: Path)
         path.unlink()
     said = refusal_of(start())
     assert "catalog.sqlite3 is missing" in said
-    (data / "catalog.sqlite3").write_bytes(b"")
-    said = refusal_of(start())
-    assert "catalog.sqlite3 is empty" in said
+    with closing(sqlite3.connect(data / "catalog.sqlite3")) as database:
+        database.execute("PRAGMA journal_mode = WAL")  # what a copy without the file beside it looks like
+    for content in ((data / "catalog.sqlite3").read_bytes(), b""):
+        (data / "catalog.sqlite3").write_bytes(content)
+        said = refusal_of(start())
+        assert "catalog.sqlite3 is empty" in said
+        assert (data / "catalog.sqlite3").read_bytes() == content
     assert len(list((data / "partitions").iterdir())) == 1
 
 
