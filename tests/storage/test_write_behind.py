@@ -13,7 +13,9 @@ import pytest
 from shmbroker.errors import ErrorCode
 from shmbroker.formats import control as words
 from shmbroker.formats.control import State
+from shmbroker.formats.index import IndexEntry, unpack_entries
 from shmbroker.limits import PAGE_SIZE
+from shmbroker.storage.index import IndexFile
 from shmbroker.storage.partition_log import PartitionLog
 from tests.storage.log_world import MIB, append, make_disk, new_world, open_log, read_files, record_of
 from tests.storage.memory_runtime import MemoryRuntime
@@ -203,3 +205,27 @@ def test_a_worker_that_is_killed_in_between_finds_everything_again() -> None:
     assert survivor.committed_offset == 3
     survivor.close(3_000_000)
     assert _numbers(disk) == [b"0", b"1", b"2"]
+
+
+def test_an_index_page_does_not_change_while_it_is_written() -> None:
+    """A file system that keeps checksums would find it damaged."""
+    disk = make_disk()
+    disk.make_directory("/i")
+    index = IndexFile.create(disk, "/i/a", bytes(16), 0, 2 * PAGE_SIZE)
+    index.add(IndexEntry(0, 1, 0))
+    write, seen = index.file.write, []
+
+    def write_slowly(position: int, buffers: list[memoryview], *, sync: bool) -> None:
+        before = [bytes(buffer) for buffer in buffers]
+        index.add(IndexEntry(9, 2, MIB))
+        seen.append([bytes(buffer) for buffer in buffers] == before)
+        write(position, buffers, sync=sync)
+
+    index.file.write = write_slowly
+    index.write(sync=False)
+    assert seen == [True]
+    assert index.dirty, "what came meanwhile is of the next writing"
+    index.file.write = write
+    index.write(sync=True)
+    entries = list(unpack_entries(index.file.read(0, 2 * PAGE_SIZE), bytes(16)))
+    assert [entry.offset for entry in entries] == [0, 9]
