@@ -131,7 +131,7 @@ def test_stored_offsets_are_where_the_next_one_goes_on(client: Client, producer:
             consumer.commit(offset=9)
         with client.consumer("stream", "topic", partition=0, **who) as consumer:
             assert numbers(consumer.poll(1)) == [10], "an explicit store may go back"
-            with pytest.raises(InvalidOffset):
+            with pytest.raises(InvalidOffset, match="beyond the last message"):
                 consumer.commit(offset=10_000)
     assert client.get_consumer_offset("stream", "topic", 0, name="7") is None, "a name is no number"
 
