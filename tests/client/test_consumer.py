@@ -155,6 +155,7 @@ def test_mistakes_are_told(client: Client, producer: Producer) -> None:
     for wrong in (
         {"offset": 1, "first": True}, {"next": True}, {"offset": -1}, {"last": -1}, {"partition": []},
         {"partition": [0, 0]}, {"name": "a", "id": 1}, {"name": ""}, {"id": 2**32}, {"auto_commit": True},
+        {"offset": 1.5}, {"timestamp": 1e15}, {"last": 0.5},
     ):  # fmt: skip
         with pytest.raises(ClientMistake):
             open_consumer("stream", "topic", **wrong)
@@ -169,7 +170,7 @@ def test_mistakes_are_told(client: Client, producer: Producer) -> None:
             with pytest.raises(ClientMistake):
                 call()
     with open_consumer("stream", "topic", partition=0, name="a") as consumer:
-        for offset in (-1, 1 << 64):
+        for offset in (-1, 1 << 64, 1.5):
             with pytest.raises(ClientMistake, match=str(offset)):
                 consumer.commit(offset=offset)
     with pytest.raises(Closed):
