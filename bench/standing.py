@@ -22,6 +22,8 @@ from shmbroker.storage.runtime import RuntimeDirectory
 from .actor import STREAM, payloads_of
 from .result import Result, Yardstick
 
+RECOVERY_SIZE = 512 * MIB
+RECOVERY_SIZE_SINGLE = 128 * MIB
 IDLE_PARTITIONS = 1_000
 IDLE_OBSERVED_S = 5.0
 
@@ -88,14 +90,14 @@ def _recover(directory: Path, size: int, batch_count: int) -> tuple[int, float]:
 
 def recovery(directory: Path) -> list[Result]:
     """Recovery of an active segment: 1,000 messages a batch, and one."""
-    size = 512 * MIB
+    size = RECOVERY_SIZE
     batches, seconds = _recover(directory, size, 1000)
     rate = size / seconds
     large = Result(
         "recovery, 1,000 a batch", "", batches * 1000, size, seconds,
         target="1 GB/s", reached=rate >= 1e9, yardsticks=(),
     )  # fmt: skip
-    size = 128 * MIB
+    size = RECOVERY_SIZE_SINGLE
     batches, seconds = _recover(directory, size, 1)
     small = Result(
         "recovery, one a batch", "", batches, size, seconds,

@@ -13,7 +13,7 @@ on are ours and travel only over shared memory and the Unix socket. A message na
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class ErrorCode(IntEnum):
@@ -373,12 +373,21 @@ _BY_CODE: dict[int, type[ShmbrokerError]] = {
 }
 
 
+_MORE: Final = {
+    ErrorCode.INVALID_OFFSET: "it is beyond the last message",
+    ErrorCode.PARTITION_NOT_GRANTED: "it was deleted, or this client has not opened it",
+}
+"""What the name of an error number alone does not tell."""
+
+
 def text_of(number: int) -> str:
-    """A short text for an error number: its name in words."""
+    """A short text for an error number: its name in words, and what else there is to say."""
     try:
-        return ErrorCode(number).name.lower().replace("_", " ")
+        code = ErrorCode(number)
     except ValueError:
         return f"error {number}"
+    name = code.name.lower().replace("_", " ")
+    return f"{name}: {_MORE[code]}" if code in _MORE else name
 
 
 def error_from(number: int, message: str = "") -> ShmbrokerError:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from shmbroker import crash_points
 from shmbroker.errors import DiskFailed, NoSpace
+from shmbroker.storage.partition_log import PartitionLog
 
 
 class FlushTarget(Protocol):
@@ -23,14 +24,15 @@ class FlushTarget(Protocol):
     def finish_flush(self, error: BaseException | None) -> None: ...
 
 
-def flush_together(
-    targets: Iterable[FlushTarget], executor: Executor, *, sync: bool
-) -> dict[FlushTarget, BaseException]:
+Target = TypeVar("Target", bound=FlushTarget)
+
+
+def flush_together(targets: Iterable[Target], executor: Executor, *, sync: bool) -> dict[Target, BaseException]:
     """Writes all targets, synchronously or not. Those that failed, with their errors; they know it already."""
     if crash_points.ARMED and sync:
         crash_points.reach(crash_points.BEFORE_GROUP_WRITE)
-    calls: list[tuple[FlushTarget, Callable[[], None]]] = []
-    prepared: list[FlushTarget] = []
+    calls: list[tuple[Target, Callable[[], None]]] = []
+    prepared: list[Target] = []
     for target in targets:
         wanted = target.prepare_flush(sync=sync)
         if wanted:
@@ -44,10 +46,16 @@ def flush_together(
     return failed
 
 
-def _run(calls: list[tuple[FlushTarget, Callable[[], None]]], executor: Executor) -> dict[FlushTarget, BaseException]:
+def poison_with(log: PartitionLog, error: BaseException | None) -> None:
+    """Rule 11, for a log whose offset store met a disk that failed. One that found no space only refused."""
+    if isinstance(error, DiskFailed):
+        log.poison(error)
+
+
+def _run(calls: list[tuple[Target, Callable[[], None]]], executor: Executor) -> dict[Target, BaseException]:
     """Runs every call to its end, whatever the others do."""
-    others: list[tuple[FlushTarget, Future[None]]] = [(target, executor.submit(call)) for target, call in calls[1:]]
-    failed: dict[FlushTarget, BaseException] = {}
+    others: list[tuple[Target, Future[None]]] = [(target, executor.submit(call)) for target, call in calls[1:]]
+    failed: dict[Target, BaseException] = {}
     target, call = calls[0]
     try:
         call()

@@ -11,7 +11,7 @@ The order within a pass is the promise:
 3. answer what is not waiting for the disk;
 4. one synchronous write for every log and offset store that somebody waits for; their words move;
 5. answer those, or say that the disk failed;
-6. wake readers; write what a trigger made due; do what the front asked; look after the quiet ones.
+6. wake readers; have a helper write what a trigger made due; do what the front asked; look after the quiet ones.
 
 Nothing here is done for each message, and no object is made for each request but the tuple that waits for the disk.
 """
@@ -30,7 +30,7 @@ from shmbroker.shm.doorbell import Doorbell
 from shmbroker.shm.lane import LaneServer, Request
 from shmbroker.storage.partition_log import PartitionLog
 
-from .flush import FlushTarget, flush_together
+from .flush import FlushTarget, flush_together, poison_with
 from .lanes import Lane, Lanes, refuse_ungranted
 from .partitions import Partitions
 from .pending import Pending
@@ -64,6 +64,8 @@ class Loop:
         self.pass_count = 0
         self._unwritten: dict[PartitionLog, None] = {}
         """Offsets stored by auto-commit since the last tick."""
+        self._writing: dict[PartitionLog, None] = {}
+        """Replicated logs that a helper writes out; it rings our own bell at the end."""
 
     def run(self, control: ControlRequests) -> None:
         """Until ``stopping``. Every wait is bounded, and every wake-up scans: the doorbell's count means nothing."""
@@ -77,6 +79,8 @@ class Loop:
 
     def one_pass(self, now_us: int, control: ControlRequests) -> None:
         """Serves what the lanes hold now."""
+        if self._writing:
+            self._writing = {log: None for log in self._writing if not log.settle_written()}
         pending: Pending | None = None
         answered: dict[LaneServer, None] = {}
         broken: list[tuple[Lane, LaneBroken]] = []
@@ -123,7 +127,8 @@ class Loop:
             self._wake_readers(touched)
         for log in touched:
             if not log.options.persisted and (reason := log.flush_due()) is not None:
-                log.flush(sync=False, reason=reason)
+                log.write_behind(reason, self.bell.ring)
+                self._writing[log] = None
         if pending.automatic:
             self._unwritten.update(pending.automatic)
             for log in pending.automatic:
@@ -141,6 +146,8 @@ class Loop:
         failed = flush_together(synchronous, self.executor, sync=True) if synchronous else {}
         if plain:
             failed |= flush_together(plain, self.executor, sync=False)
+        for store, log in stores.items():
+            poison_with(log, failed.get(store))
         if crash_points.ARMED:
             crash_points.reach(crash_points.BEFORE_COMPLETIONS)
         answered: dict[LaneServer, None] = {}
@@ -162,9 +169,9 @@ class Loop:
         """What time makes due; does nothing for partitions that are quiet."""
         if self._unwritten:
             logs, self._unwritten = self._unwritten, {}
-            flush_together(
-                [log.offsets for log in logs if log.log_id in self.partitions.logs], self.executor, sync=False
-            )
+            stores = {log.offsets: log for log in logs if log.log_id in self.partitions.logs}
+            for store, error in flush_together(stores, self.executor, sync=False).items():
+                poison_with(stores[store], error)
         self.partitions.maintain(now_us)
 
 

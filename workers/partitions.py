@@ -137,14 +137,16 @@ class Partitions:
         return outcome
 
     def maintain(self, now_us: int) -> None:
-        """On the tick: marks, rings and retention of what is active, and some of the rota."""
-        if now_us - self._maintained_us < MAINTENANCE_INTERVAL_US:
+        """On the tick: marks, rings and retention of what is active, and some of the rota. A clock that was set back
+        counts as one interval: nothing waits until it is there again."""
+        passed_us = now_us - self._maintained_us
+        if 0 <= passed_us < MAINTENANCE_INTERVAL_US:
             return
-        passed_us = min(now_us - self._maintained_us, self._retention_interval_us)
+        passed_us = MAINTENANCE_INTERVAL_US if passed_us < 0 else min(passed_us, self._retention_interval_us)
         self._maintained_us = now_us
         for log, busy_us in list(self.active.items()):
             log.maintain(now_us)
-            if now_us - busy_us > ACTIVE_QUIET_US:
+            if not 0 <= now_us - busy_us <= ACTIVE_QUIET_US:
                 del self.active[log]
         for log in self._next_of_rota(passed_us):
             log.maintain(now_us)

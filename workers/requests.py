@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shmbroker.errors import DiskFailed, ErrorCode, LaneBroken, NoSpace
+from shmbroker.formats.control import State
 from shmbroker.formats.lane import (
     FLAG_AUTOMATIC,
     FLAG_SYNC,
@@ -85,7 +86,7 @@ def _serve_offset(
     elif kind == REQUEST_STORE_OFFSET:
         automatic = bool(flags & FLAG_AUTOMATIC)
         status = _change(
-            lambda: log.offsets.store(key, offset, now_us, automatic=automatic, end_offset=log.committed_offset)
+            log, lambda: log.offsets.store(key, offset, now_us, automatic=automatic, end_offset=log.committed_offset)
         )
         if automatic and not status:
             pending.automatic[log] = None
@@ -95,19 +96,22 @@ def _serve_offset(
             pending.offset_stores.append((lane.server, number, log))
     else:
         assert kind == REQUEST_DELETE_OFFSET
-        status = _change(lambda: log.offsets.delete(key, now_us))
+        status = _change(log, lambda: log.offsets.delete(key, now_us))
         if status:
             complete(number, status, 0, 0, 0)
         else:
             pending.offset_stores.append((lane.server, number, log))
 
 
-def _change(change: Callable[[], int]) -> int:
-    """The status of a change of a stored offset. One that needs a new file may meet the disk; the store is poisoned
-    then, and says so to every later request."""
+def _change(log: PartitionLog, change: Callable[[], int]) -> int:
+    """The status of a change of a stored offset. One that needs a new file may meet the disk: that poisons the
+    partition (rule 11)."""
+    if log.state is State.POISONED:
+        return ErrorCode.PARTITION_POISONED
     try:
         return change()
-    except DiskFailed:
-        return ErrorCode.CANNOT_WRITE_TO_FILE
+    except DiskFailed as error:
+        log.poison(error)
+        return ErrorCode.PARTITION_POISONED
     except NoSpace:
         return ErrorCode.DISK_FULL

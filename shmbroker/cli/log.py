@@ -52,7 +52,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
     from shmbroker.storage import inspect
     from shmbroker.storage.disk import FileDisk
 
-    reports = list(inspect.verify(FileDisk(), str(directory)))
+    reports = list(inspect.verify(FileDisk(read_only=True), str(directory)))
     names = names_of(directory)
     if as_json:
         output.print_json([report_facts(report, names) for report in reports])
@@ -90,16 +90,22 @@ def finding_text(finding: Finding) -> str:
 
 
 def names_of(directory: Path) -> dict[int, str]:
-    """stream/topic/partition of every log that the catalog knows; empty where there is no catalog beside the files."""
+    """stream/topic/partition of every log that the catalog knows; empty where there is no catalog beside the files, or
+    one that cannot be read: the partitions are looked at all the same."""
     from shmbroker.core.options import TopicDefaults
+    from shmbroker.errors import Corrupt, DiskFailed, InvalidConfiguration
     from shmbroker.front.catalog_store import FILE_NAME, CatalogStore
     from shmbroker.storage import inspect
 
     data = directory if (directory / FILE_NAME).exists() else Path(inspect.data_directory_of(str(directory)))
     if not (data / FILE_NAME).exists():
         return {}
-    with closing(CatalogStore.open(str(data))) as store:
-        logs = store.load(TopicDefaults()).logs
+    try:
+        with closing(CatalogStore.open(str(data), may_make=False)) as store:
+            logs = store.load(TopicDefaults()).logs
+    except (Corrupt, DiskFailed, InvalidConfiguration) as error:
+        output.print_note(f"The partitions have no names here: {error}")
+        return {}
     return {
         log_id: f"{place.stream.name}/{place.topic.name}/{place.partition.partition_id}"
         for log_id, place in logs.items()

@@ -185,6 +185,8 @@ def fail(text: str) -> None:
 def main() -> None:
     try:
         app()
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(130)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(last.filename)}:{last.lineno}"

@@ -43,6 +43,9 @@ def stats(data: Data = DATA_DEFAULT, as_json: Json = False) -> None:
     }
     output.print_properties(broker, as_json=False)
     output.print_rows(list(map(worker_row, facts["workers"])), WORKER_COLUMNS, as_json=False, empty="No workers.")
+    for worker in facts["workers"]:
+        if worker.get("reason"):
+            output.print_note(f"worker {worker['worker']}: {worker['reason']}")
     rows = [partition_row(partition) for partition in facts["partitions"]]
     output.print_rows(rows, PARTITION_COLUMNS, as_json=False, empty="No partitions yet.")
     for partition in facts["partitions"]:

@@ -8,6 +8,7 @@ the worker that the frames tile the batch, so lengths are believed here.
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,8 +25,13 @@ POSITION_DELTAS: Final = 24
 POSITION_LENGTHS: Final = 32
 HALF: Final = np.uint64(32)
 LOW_HALF: Final = np.uint64(0xFFFF_FFFF)
+ONLY_PAYLOAD_LENGTH_POSITION: Final = HEADER_SIZE + POSITION_LENGTHS + 4
+ONLY_PAYLOAD_POSITION: Final = HEADER_SIZE + FRAME_HEADER_SIZE
+"""Of a batch of one message: numpy takes 15 us for it, and a slice less than one."""
 SIZE_TO_SLICE_IN_PLACE: Final = 4096
 """Mean payload size from which the batch is not copied whole before it is cut up."""
+
+_unpack_payload_length = Struct("<I").unpack_from
 
 Positions = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -90,6 +96,9 @@ class Batch:
 
     def payloads(self) -> list[bytes]:
         """Every payload, copied."""
+        if self.header.message_count == 1:
+            (length,) = _unpack_payload_length(self._record, ONLY_PAYLOAD_LENGTH_POSITION)
+            return [bytes(self._record[ONLY_PAYLOAD_POSITION : ONLY_PAYLOAD_POSITION + length])]
         starts, ends, header_lengths = self._payload_bounds()
         frame_size = _equal_size(starts, ends)
         if frame_size and not header_lengths.any():

@@ -10,6 +10,7 @@ import array
 import os
 import secrets
 import socket
+import struct
 import time
 from typing import Any
 
@@ -27,8 +28,11 @@ __all__ = ["FOREVER_S", "Connection", "deadline_of", "runtime_directory_of"]
 
 SOCKET_NAME = "broker.sock"
 RUNTIME_FILE_NAME = "runtime"
+BACKLOG_PAUSE_S = 0.01
+"""Between two tries to connect while the front's backlog is full."""
 DESCRIPTORS_MAX = 2
 RECEIVE_SIZE = 64 * 1024
+_TIMEVAL = struct.Struct("@ll")
 
 
 def runtime_directory_of(data: str) -> str:
@@ -36,12 +40,19 @@ def runtime_directory_of(data: str) -> str:
     path = os.path.join(data, RUNTIME_FILE_NAME)
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read().strip()
+            name = file.read().strip()
     except OSError as error:
         raise Unavailable(
             f"{data}: no broker has been started here ({path}: {error.strerror}). Start one:"
             f" shmbroker serve --data {data}"
         ) from error
+    except UnicodeDecodeError:
+        name = ""
+    if not os.path.isabs(name) or "\0" in name:
+        raise Unavailable(
+            f"{path} is damaged: it names no directory. A broker writes it anew: shmbroker serve --data {data}"
+        )
+    return name
 
 
 class Connection(Exchange):
@@ -163,7 +174,19 @@ def _connect(data: str, deadline: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
-        connection.connect(path)
+        while True:
+            try:
+                connection.connect(path)
+                break
+            except BlockingIOError:  # Too many others wait to be let in, and the kernel does not queue this one.
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(BACKLOG_PAUSE_S)
+    except BlockingIOError as error:
+        connection.close()
+        raise Unavailable(
+            f"{data}: the broker at {path} let nobody in within the time: too many others connect, or it does not go on"
+        ) from error
     except OSError as error:
         connection.close()
         raise Unavailable(

@@ -18,7 +18,7 @@ from shmbroker.client.batch import Batch
 from shmbroker.client.cursor import Cursor
 from shmbroker.client.exchange import Exchange, deadline_of
 from shmbroker.errors import BrokerGone, ClientMistake, Closed, ShmbrokerError
-from shmbroker.limits import DOORBELL_WAIT_MS_MAX, MIB
+from shmbroker.limits import DOORBELL_WAIT_MS_MAX, MIB, U64_MAX
 from shmbroker.shm.doorbell import Doorbell
 
 SLICE_S = DOORBELL_WAIT_MS_MAX / 1000
@@ -46,7 +46,7 @@ class Start:
         if sum(given) > 1:
             raise ClientMistake("start at one of offset=, timestamp=, first=, last= and next=, not at several")
         for name, number in (("offset", offset), ("timestamp", timestamp), ("last", last)):
-            if number is not None and not 0 <= number < 1 << 64:
+            if number is not None and not _is_u64(number):
                 raise ClientMistake(f"{name} is 0 to 2^64 - 1, not {number}")
         if next and not is_named:
             raise ClientMistake("next= goes by a stored offset: say whose with name=, id= or group=")
@@ -69,6 +69,10 @@ class Start:
                 reader.seek_first()
             else:
                 reader.seek_offset(stored + 1)
+
+
+def _is_u64(number: object) -> bool:
+    return isinstance(number, int) and 0 <= number <= U64_MAX
 
 
 class Consumer:
@@ -222,6 +226,8 @@ class Consumer:
         chosen = self._chosen(partition)
         if offset is not None and len(chosen) != 1:
             raise ClientMistake("an offset belongs to one partition: say which")
+        if offset is not None and not _is_u64(offset):
+            raise ClientMistake(f"offset is 0 to 2^64 - 1, not {offset}")
         deadline = deadline_of(timeout)
         targets = [(cursor, cursor.handed_out if offset is None else offset) for cursor in chosen]
         replies = [cursor.store(target, deadline) for cursor, target in targets if target >= 0]

@@ -40,8 +40,9 @@ PING_REPLY_S = 5.0
 
 
 def deadline_of(timeout: float | None) -> float:
-    """The moment (time.monotonic) at which ``timeout`` seconds from now are over."""
-    return time.monotonic() + (FOREVER_S if timeout is None else timeout)
+    """The moment (time.monotonic) at which ``timeout`` seconds from now are over. None and infinity are for ever, as is
+    all that sockets and locks cannot count."""
+    return time.monotonic() + (FOREVER_S if timeout is None else min(timeout, FOREVER_S))
 
 
 class Exchange:

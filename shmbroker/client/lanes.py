@@ -98,7 +98,7 @@ class Port:
                 raise self.refusal
             with self.lock:
                 lane = self.lane
-                if lane is not None and body_length <= self.body_length_max and not lane.closed:
+                if lane is not None and body_length <= self.body_length_max:
                     number = self._number + 1
                     pending[number] = entry
                     if lane.offer(kind, flags, number, log_id, argument, buffers, body_length):
@@ -113,6 +113,33 @@ class Port:
             reaper.call_rescue()
         if not number % GLANCE_EVERY:
             reaper.glance()
+
+    def offer_now(
+        self, entry: Answer[Any], kind: int, log_id: int, buffers: Buffers, body_length: int, awaited: bool
+    ) -> bool:
+        """As :meth:`offer` where it would not have to wait for anything, else False: nothing happened then."""
+        if not self.lock.acquire(False):
+            return False
+        reaper = self.reaper
+        try:
+            lane = self.lane
+            if lane is None or body_length > self.body_length_max:
+                return False
+            number = self._number + 1
+            reaper.pending[number] = entry
+            if not lane.offer(kind, 0, number, log_id, 0, buffers, body_length):
+                del reaper.pending[number]
+                return False
+            self._number = number
+            self._ring()
+        finally:
+            self.lock.release()
+        if not awaited:
+            if reaper.rescue_asleep:
+                reaper.call_rescue()
+            if not number % GLANCE_EVERY:
+                reaper.glance()
+        return True
 
     def _make_room(self, body_length: int, deadline: float) -> None:
         """Does what an offer needs before it can succeed, or waits a little for somebody to do it."""

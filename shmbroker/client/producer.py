@@ -17,13 +17,17 @@ from typing import Any, Protocol, Self
 import numpy.typing as npt
 from xxhash import xxh32_intdigest
 
+from shmbroker.client.connection import deadline_of
 from shmbroker.client.lanes import Port
 from shmbroker.client.linger import Linger
 from shmbroker.client.route import IN_FLIGHT_MAX, Route
 from shmbroker.client.ticket import Confirmation, Ticket
 from shmbroker.errors import BufferFull, ClientMistake, Closed, ErrorCode, InvalidMessage, ShmbrokerError, Unauthorized
 from shmbroker.formats.headers import Headers
-from shmbroker.limits import BATCH_MESSAGE_COUNT_MAX, BATCH_SIZE_MAX, MESSAGES_KEY_SIZE_MAX
+from shmbroker.limits import BATCH_MESSAGE_COUNT_MAX, BATCH_SIZE_MAX, KIB, MESSAGES_KEY_SIZE_MAX, MIB
+
+KEPT_BLOCK_SIZE = 32 * MIB - 64 * KIB
+"""Just below the largest that glibc learns from (DEFAULT_MMAP_THRESHOLD_MAX)."""
 
 
 class Grantor(Protocol):
@@ -61,6 +65,7 @@ class Producer:
         timeout: float,
     ) -> None:
         _check_options(linger, batch_count, batch_size, max_in_flight)
+        _keep_heap()
         self._grantor = grantor
         self._stream = stream
         self._topic = topic
@@ -70,6 +75,8 @@ class Producer:
         self._timeout = timeout
         self._max_in_flight = max_in_flight
         self._routes: dict[int, Route] = {}
+        self._prompt: dict[int | None, Route] = {}
+        """The routes again, where one message may take the shortest way: no linger, and not closed."""
         self._opening = threading.Lock()
         self._turn = itertools.count()
         self._is_closed = False
@@ -95,7 +102,12 @@ class Producer:
         ran out before, OutcomeUnknown where the worker died, and what the broker refused.
         """
         seconds = self._timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
+        prompt = self._prompt.get(partition)
+        if prompt is not None and headers is None and ids is None and key is None:
+            sent = prompt.put_now(messages, True)
+            if sent is not None:
+                return sent.result(seconds)
+        deadline = deadline_of(seconds)
         route = self._route(partition, key, deadline)
         if self._linger is None:
             ticket = route.put(messages, headers, ids, deadline, True)
@@ -119,7 +131,12 @@ class Producer:
 
         With ``linger``, what is submitted within that time for the same partition shares a batch.
         """
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        prompt = self._prompt.get(partition)
+        if prompt is not None and headers is None and ids is None and key is None:
+            sent = prompt.put_now(messages, False)
+            if sent is not None:
+                return sent
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         route = self._route(partition, key, deadline)
         if self._linger is None:
             return route.put(messages, headers, ids, deadline, False)
@@ -137,7 +154,7 @@ class Producer:
 
         Nothing is done per message. Does not linger.
         """
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         ticket = self._route(partition, key, deadline).put_array(array, deadline, True)
         return ticket.result(deadline - time.monotonic())
 
@@ -150,7 +167,7 @@ class Producer:
         timeout: float | None = None,
     ) -> Ticket:
         """As :meth:`send_array`, returning a future of the confirmation."""
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         return self._route(partition, key, deadline).put_array(array, deadline, False)
 
     def resend(self, ticket: Ticket, *, timeout: float | None = None) -> Ticket:
@@ -158,14 +175,15 @@ class Producer:
 
         If the first sending arrived after all, the worker answers with its confirmation (``duplicate``) and appends
         nothing. It remembers the last 256 batches of a producer: send again before going on, or the answer may be
-        OutcomeUnknown (request already applied). ``ticket`` may come from another producer of the same topic, of a
-        client whose broker died. One that is confirmed is returned as it is.
+        OutcomeUnknown (request already applied). What was submitted after it may have reached the next worker first: it
+        stands before it in the log then. ``ticket`` may come from another producer of the same topic, of a client whose
+        broker died. One that is confirmed is returned as it is.
         """
         if ticket.record is None:
             if ticket.done() and ticket.exception() is None:
                 return ticket
             raise ClientMistake("this ticket has no batch any more: it was sent again already, or never sent")
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         return self._route(ticket.partition, None, deadline).put_again(ticket, deadline)
 
     # --- ending ------------------------------------------------------------------------------------------------------
@@ -175,7 +193,7 @@ class Producer:
         Raises the error of the first that failed and that nobody has asked about; StillInFlight where the time ran out.
         """
         self._check_open()
-        self._flush(time.monotonic() + (self._timeout if timeout is None else timeout))
+        self._flush(deadline_of(self._timeout if timeout is None else timeout))
 
     def _flush(self, deadline: float) -> None:
         if self._linger is not None:
@@ -196,9 +214,10 @@ class Producer:
         if self._is_closed:
             return
         self._is_closed = True
+        self._prompt = {}
         if self._grantor.is_foreign:
             return
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
         try:
             self._flush(deadline)
         finally:
@@ -230,9 +249,7 @@ class Producer:
 
     def _pick(self, key: bytes | str | None) -> int:
         if self.partition_count is None:
-            raise Unauthorized(
-                "this user may not see how many partitions there are: say partition= with each batch"
-            )
+            raise Unauthorized("this user may not see how many partitions there are: say partition= with each batch")
         if not self.partition_count:
             raise ClientMistake("the topic has no partitions", number=ErrorCode.PARTITION_NOT_FOUND)
         if key is None:
@@ -254,6 +271,8 @@ class Producer:
                 port, log_id = self._grantor.open_route(self._stream, self._topic, partition, deadline)
                 route = Route(port, log_id, partition, f"{self._stream}/{self._topic}", self._max_in_flight)
                 self._routes[partition] = route
+                if self._linger is None and not self._is_closed:
+                    self._prompt[partition] = route
             return route
         finally:
             self._opening.release()
@@ -263,6 +282,16 @@ class Producer:
             raise Closed("this producer is closed")
         if self._grantor.is_foreign:
             raise ClientMistake("this producer was made before fork(): make a new one in the child process")
+
+
+def _keep_heap() -> None:
+    """Has the C library keep what batches in flight were made in, instead of giving it back to the system after each.
+
+    Batches of more than 128 KiB would else get new pages from the kernel every time: 20 us of 150 for 1,000 messages of
+    100 B, 120 of 590 for 1,000 B. glibc takes the largest block that was freed so far as the measure of what to keep
+    (M_MMAP_THRESHOLD in mallopt(3), which Python cannot set). The block is never touched: it takes no memory.
+    """
+    bytes(KEPT_BLOCK_SIZE)
 
 
 def _check_options(linger: float, batch_count: int, batch_size: int, max_in_flight: int) -> None:

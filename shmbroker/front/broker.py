@@ -25,10 +25,9 @@ from shmbroker.config import Config
 from shmbroker.core.changes import LogGone
 from shmbroker.core.model import Topic
 from shmbroker.core.options import TopicDefaults
-from shmbroker.errors import InvalidConfiguration, ShmbrokerError, Unavailable
+from shmbroker.errors import ShmbrokerError, Unavailable
 from shmbroker.formats.segment import LOG_SUFFIX
 from shmbroker.front.catalog_keeper import CatalogKeeper
-from shmbroker.front.catalog_store import FILE_NAME as CATALOG_NAME
 from shmbroker.front.catalog_store import CatalogStore
 from shmbroker.front.gateway import GatewayProcess
 from shmbroker.front.groups import GroupMembers
@@ -119,8 +118,11 @@ class Broker:
         """Until clients can connect. Raises what keeps the broker from serving."""
         logging.getLogger("shmbroker").addHandler(self.log_memory)
         loop = asyncio.get_running_loop()
-        self._refuse_lost_catalog()
-        store = await loop.run_in_executor(self._executor, CatalogStore.open, self.places.data)
+        # A new catalog would give log ids anew, and take the data that is there for left-overs.
+        may_make = not os.listdir(f"{self.places.data}/{PARTITIONS_DIRECTORY}")
+        store = await loop.run_in_executor(
+            self._executor, lambda: CatalogStore.open(self.places.data, may_make=may_make)
+        )
         defaults = TopicDefaults(self._config.topic.message_expiry_us, self._config.topic.max_topic_size)
         catalog = await loop.run_in_executor(self._executor, store.load, defaults)
         self.keeper = CatalogKeeper(store, catalog, self._executor)
@@ -154,20 +156,12 @@ class Broker:
             self.gateway = GatewayProcess(self.places.data, self._config.http)
             await self.gateway.start()
 
-    def _refuse_lost_catalog(self) -> None:
-        """A new catalog would give log ids anew, and take the data that is there for left-overs."""
-        partitions = f"{self.places.data}/{PARTITIONS_DIRECTORY}"
-        if not os.path.exists(f"{self.places.data}/{CATALOG_NAME}") and os.listdir(partitions):
-            raise InvalidConfiguration(
-                f"{self.places.data}/{CATALOG_NAME} is missing, and {partitions} holds partitions: restore the catalog"
-                " from a backup, or start with another data directory"
-            )
-
     async def _finish_earlier_run(self) -> None:
         """No worker lives yet: the files are ours."""
         catalog = self.keeper.catalog
         disk = FileDisk()
         partitions = f"{self.places.data}/{PARTITIONS_DIRECTORY}"
+        highest = 0
         for name in os.listdir(partitions):
             log_id = int(name) if name.isascii() and name.isdigit() else -1
             path = f"{partitions}/{name}"
@@ -177,8 +171,10 @@ class Broker:
                 disk.remove_tree(path)
             else:
                 LOG.warning("%s belongs to no partition and holds data: it is left alone", path)
+                highest = max(highest, log_id)
         disk.sync_directory(partitions)
         async with self.keeper.lock:
+            await self.keeper.pass_log_id(highest)  # A catalog that is older than the data would give it out again.
             await self.keeper.commit([LogGone(log_id) for log_id in sorted(catalog.buried)])
         self.places.sweep_logs(catalog.logs)
 
@@ -362,9 +358,11 @@ class Broker:
             self.opened(worker, answer["partitions"])
 
     async def discard_logs(self, logs: list[Log]) -> None:
-        """Undoes a creation that the catalog will not know. What cannot be reached now is swept at the next start."""
+        """Undoes a creation that the catalog will not know. What cannot be reached now is swept at the next start. One
+        that holds a segment is not of this creation, since nobody was let in: it stays."""
+        partitions = f"{self.places.data}/{PARTITIONS_DIRECTORY}"
         log_ids = [log.log_id for log in logs]
-        await self._remove_on_workers(log_ids)
+        await self._remove_on_workers([n for n in log_ids if not _holds_segment(f"{partitions}/{n:020}")])
         self.logs.forget(log_ids)
 
     async def _remove_on_workers(self, log_ids: list[int]) -> list[int]:

@@ -38,6 +38,10 @@ class CatalogKeeper:
         """Ids that no log ever had, durably."""
         return list(await self._call(lambda: self._store.reserve_log_ids(count)))
 
+    async def pass_log_id(self, log_id: int) -> None:
+        """None that is given out from now on is ``log_id`` or below it."""
+        await self._call(lambda: self._store.reserve_log_ids(max(0, log_id + 1 - self._store.next_log_id)))
+
     async def commit(self, changes: Iterable[Change]) -> None:
         """All of them durable, then visible here; or an error, and none of them. ``lock`` is held."""
         assert self.lock.locked()

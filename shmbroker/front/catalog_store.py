@@ -94,6 +94,13 @@ _USERS_TABLES: Final = frozenset({"account", "token"})
 """From format 2 on."""
 
 
+def _lost(path: str) -> InvalidConfiguration:
+    """SQLite takes an empty file for a new database, and the file of a live one may be nearly empty: the rest is in the
+    file beside it."""
+    what = "is empty" if os.path.exists(path) else "is missing"
+    return InvalidConfiguration(f"{path} {what}, and there are partitions. {_REMEDY}")
+
+
 class CatalogStore:
     """The open database. Raises DiskFailed or NoSpace where the disk does; nothing is applied then."""
 
@@ -102,20 +109,23 @@ class CatalogStore:
         self._connection = connection
 
     @classmethod
-    def open(cls, directory: str) -> Self:
-        """Opens ``directory``/catalog.sqlite3, or makes it (durably, name included) where it is not there.
+    def open(cls, directory: str, *, may_make: bool = True) -> Self:
+        """Opens ``directory``/catalog.sqlite3, or makes it (durably, name included) where it is not there, or empty.
+        Without ``may_make`` InvalidConfiguration there.
 
         Raises Corrupt (damaged, or not ours), InvalidConfiguration (a newer format), Unavailable (in use), DiskFailed.
         """
         path = os.path.join(directory, FILE_NAME)
         is_new = not os.path.exists(path) or os.path.getsize(path) == 0
+        if is_new and not may_make:
+            raise _lost(path)
         try:
             connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
             raise DiskFailed(f"{path}: {error}") from error
         store = cls(path, connection)
         try:
-            store._prepare(is_new)
+            store._prepare(is_new, may_make)
         except BaseException as error:
             connection.close()
             if isinstance(error, sqlite3.Error):
@@ -125,12 +135,14 @@ class CatalogStore:
         _sync_directory(directory)
         return store
 
-    def _prepare(self, is_new: bool) -> None:
+    def _prepare(self, is_new: bool, may_make: bool) -> None:
         execute = self._connection.execute
         (application_id,) = execute("PRAGMA application_id").fetchone()
         (version,) = execute("PRAGMA user_version").fetchone()
         tables = {name for (name,) in execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
         is_new = is_new or (application_id == 0 and version == 0 and not tables)
+        if is_new and not may_make:
+            raise _lost(self.path)
         # Looked at before anything is set: what is not ours is not to be changed.
         if not is_new and application_id != APPLICATION_ID:
             raise Corrupt(self.path, 0, "not a catalog of shmbroker", _REMEDY)

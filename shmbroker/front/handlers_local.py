@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from shmbroker.front.broker import Broker
     from shmbroker.front.local_session import LocalSession
 
+STATS_WAIT_S = 2.0
+"""A worker that hangs must not keep the figures of the others, which tell which one it is."""
 POISONED_REASON = "a write or a sync of this partition failed: it accepts nothing until the broker is started again"
 
 
@@ -195,7 +197,10 @@ async def logs(session: LocalSession, request: local.Logs) -> local.LogsReply:
 async def _worker_stats(worker: Worker) -> dict[str, Any]:
     figures: dict[str, Any] = {"worker": worker.number, "generation": worker.generation, "restarts": worker.restarts}
     try:
-        answer = await (await worker.running(0.0)).control("stats")
+        answer = await asyncio.wait_for((await worker.running(0.0)).control("stats"), STATS_WAIT_S)
+    except TimeoutError:
+        reason = f"it has not answered for {STATS_WAIT_S:g} s: its disk may hold it up, or it was stopped"
+        return {**figures, "state": "silent", "reason": reason, "partitions": []}
     except ShmbrokerError as error:
         return {**figures, "state": "down", "reason": str(error), "partitions": []}
     return {**figures, "state": "running", **answer["worker"], "partitions": answer["partitions"]}

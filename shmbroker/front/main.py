@@ -84,8 +84,12 @@ def serve(
     root = take_root_credentials(os.environ)
     places = Places.take(config.broker.data, config.broker.runtime)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            failures = runner.run(_serve(config, places, root, ready_fd, parent_fd, on_ready))
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                failures = runner.run(_serve(config, places, root, ready_fd, parent_fd, on_ready))
+        except ShmbrokerError:  # It did not start.
+            places.discard_new_runtime()
+            raise
         if not failures:
             places.remove_runtime()
         for failure in failures:

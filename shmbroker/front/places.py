@@ -46,10 +46,11 @@ def default_runtime(data: str) -> str:
 class Places:
     """The directories of this broker, held by its lock until :meth:`release`."""
 
-    def __init__(self, data: str, runtime: str, lock: FileLock) -> None:
+    def __init__(self, data: str, runtime: str, lock: FileLock, *, made_runtime: bool) -> None:
         """Use :meth:`take`."""
         self.data = data
         self.runtime = runtime
+        self._made_runtime = made_runtime
         self.socket_path = f"{runtime}/{SOCKET_NAME}"
         self.prefix = f"shmbroker-{xxh3_64_hexdigest(data.encode())}-"
         """How the names of all doorbells of this broker begin."""
@@ -68,18 +69,19 @@ class Places:
         try:
             _wait_for_workers(data)
             runtime = os.path.realpath(runtime) if runtime is not None else default_runtime(data)
-            _make_runtime_directory(runtime)
-            places = cls(data, runtime, lock)
+            places = cls(data, runtime, lock, made_runtime=not os.path.lexists(runtime))
         except BaseException:
             lock.release()
             raise
         try:
             places._check_socket_path()
+            _make_runtime_directory(runtime)
             # Two data directories may not share one: each would sweep what the other uses.
             places._locks.append(_lock_broker(f"{runtime}/{BROKER_LOCK}", "runtime"))
             places._write_runtime_name()
             places._sweep()
         except BaseException:
+            places.discard_new_runtime()
             places.release()
             raise
         return places
@@ -116,6 +118,12 @@ class Places:
             Path(self.runtime, name).unlink(missing_ok=True)
         if not os.listdir(self.runtime):
             os.rmdir(self.runtime)
+
+    def discard_new_runtime(self) -> None:
+        """After a start that failed: what it made in shared memory. No client was ever let in, so it holds nothing; one
+        of an earlier run stays."""
+        if self._made_runtime:
+            shutil.rmtree(self.runtime, ignore_errors=True)
 
     def release(self) -> None:
         """Gives the directories to the next broker."""

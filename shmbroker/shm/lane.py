@@ -65,6 +65,8 @@ Request = tuple[int, int, int, int, int, memoryview]
 Completion = tuple[int, int, int, int, int]
 """request_number, status, detail, value, argument."""
 
+_pack_request = REQUEST.pack_into
+_pack_completion = COMPLETION.pack_into
 _COMPLETION_MASK = LANE_COMPLETION_COUNT - 1
 _COMPLETIONS_END = COMPLETIONS_POSITION + LANE_COMPLETION_COUNT * COMPLETION_SIZE
 
@@ -146,7 +148,8 @@ class LaneClient:
     ) -> bool:
         """Publishes one request whose body is ``buffers`` joined (``body_length`` bytes, C-contiguous each).
 
-        False where the ring is full or too many requests are in flight: nothing is published; take the completions.
+        False where the ring is full, too many requests are in flight (take the completions), or the lane is closed:
+        nothing is published.
         Does not ring: call :meth:`ring` once after a group. ``request_number`` is not 0. A body that is no multiple
         of 8 is padded with zeros, and the worker sees them. Raises BatchTooLarge above ``body_length_max``.
         """
@@ -157,12 +160,17 @@ class LaneClient:
         head = self._head + length
         if place + length > self._end:
             head += self._end - place  # a SKIP fills the end
-        if (head > self._head_max and not self._has_space(head)) or self._offered >= self._offered_max:
+        words = self._words
+        if (
+            (head > self._head_max and not self._has_space(head))
+            or self._offered >= self._offered_max
+            or words[4]  # WORD_CLOSED: constants are quicker than names
+        ):
             return False
         if place + length > self._end:
             place = self._skip(place)
         mapping = self._mapping
-        REQUEST.pack_into(mapping, place, length, kind, flags, request_number, log_id, argument)
+        _pack_request(mapping, place, length, kind, flags, request_number, log_id, argument)
         start = place + 32  # REQUEST_SIZE
         end = start + body_length
         for buffer in buffers:
@@ -177,7 +185,7 @@ class LaneClient:
         self._place = place
         self._head = head
         self._offered += 1
-        self._words[WORD_REQUEST_HEAD] = head  # SYNC request
+        words[16] = head  # WORD_REQUEST_HEAD, SYNC request
         return True
 
     def _skip(self, place: int) -> int:
@@ -383,15 +391,8 @@ class LaneServer:
     def complete(self, request_number: int, status: int, detail: int, value: int, argument: int) -> None:
         """Writes one completion, which the client sees after :meth:`publish`. Once for each drained request."""
         head = self._completion_head
-        COMPLETION.pack_into(  # a slot that is not yet published
-            self._mapping,
-            COMPLETIONS_POSITION + (head & _COMPLETION_MASK) * COMPLETION_SIZE,
-            request_number,
-            status,
-            detail,
-            value,
-            argument,
-        )
+        place = 4096 + (head & _COMPLETION_MASK) * 32  # COMPLETIONS_POSITION, COMPLETION_SIZE; not yet published
+        _pack_completion(self._mapping, place, request_number, status, detail, value, argument)
         self._completion_head = head + 1
 
     def publish(self) -> bool:

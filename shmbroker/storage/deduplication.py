@@ -25,6 +25,8 @@ SLOT_COUNT_MIN: Final = 8
 WORDS_PER_SLOT: Final = 3
 """sequence (0: empty), base offset, message count"""
 
+FULL_LENGTH: Final = DEDUPLICATION_WINDOW * WORDS_PER_SLOT
+
 assert DEDUPLICATION_WINDOW & (DEDUPLICATION_WINDOW - 1) == 0
 assert SLOT_COUNT_MIN <= DEDUPLICATION_WINDOW
 
@@ -103,6 +105,15 @@ class ProducerWindows:
             return
         if producer_id == self._last_producer_id:
             window = self._last_window
+            slots = window.slots
+            if len(slots) == FULL_LENGTH and sequence > window.highest:
+                # The usual case of put(), without its questions: a window that has its full size takes the next one.
+                window.highest = sequence
+                index = sequence * 3 % FULL_LENGTH  # WORDS_PER_SLOT
+                slots[index] = sequence
+                slots[index + 1] = base_offset
+                slots[index + 2] = count
+                return
         else:
             window = self._renewed(producer_id, sequence)
         if sequence > window.highest - DEDUPLICATION_WINDOW:

@@ -288,13 +288,15 @@ def _read_all(fd: int, position: int, size: int) -> bytes:
 
 
 class FileDisk:
-    """The real file system. Thread-safe. Without ``allow_direct`` every write goes through the page cache."""
+    """The real file system. Thread-safe. Without ``allow_direct`` every write goes through the page cache. With
+    ``read_only`` files are opened for reading alone, which a file system allows that takes no writes any more."""
 
     FILE_KIND: type[RealFile] = RealFile
     """What create and open make."""
 
-    def __init__(self, *, allow_direct: bool = True) -> None:
-        self._allow_direct = allow_direct
+    def __init__(self, *, allow_direct: bool = True, read_only: bool = False) -> None:
+        self._allow_direct = allow_direct and not read_only
+        self._access = os.O_RDONLY if read_only else os.O_RDWR
         self._direct_by_device: dict[int, bool] = {}
         self._lock = threading.Lock()
 
@@ -319,7 +321,7 @@ class FileDisk:
     def open(self, path: str, *, direct: bool = True) -> RealFile:
         direct = direct and self.direct(os.path.dirname(path))
         with _named("open", path):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, self._access | os.O_CLOEXEC)
         return self.FILE_KIND(path, fd, direct)
 
     def exists(self, path: str) -> bool:

@@ -96,12 +96,17 @@ class IndexFile:
         return self._written < ENTRIES_POSITION + self.entry_count * ENTRY_SIZE
 
     def write(self, sync: bool) -> None:
-        """Writes the pages that changed; with ``sync`` everything written so far is durable on return."""
+        """Writes the pages that changed; with ``sync`` everything written so far is durable on return.
+
+        Entries may be added meanwhile (PartitionLog.write_behind): what goes out is a copy, which does not change.
+        """
         end = ENTRIES_POSITION + self.entry_count * ENTRY_SIZE
         start = self._written - self._written % PAGE_SIZE
         if self._written < end:
             stop = -(-end // PAGE_SIZE) * PAGE_SIZE
-            self.file.write(start, [self._buffer[start:stop]], sync=sync and not self.unsynced)
+            pages = aligned_buffer(stop - start)
+            pages[: end - start] = self._buffer[start:end]
+            self.file.write(start, [pages], sync=sync and not self.unsynced)
             self._written = end
             if not sync:
                 self.unsynced = True

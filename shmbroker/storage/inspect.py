@@ -166,9 +166,10 @@ def runtime_of(data_directory: str) -> Runtime:
     try:
         with open(f"{data_directory}/{RUNTIME_NAME_FILE}", encoding="utf-8") as file:
             path = file.read().strip()
-    except FileNotFoundError:
+        is_there = bool(path) and os.path.isdir(f"{path}/{LOGS_DIRECTORY}")
+    except (FileNotFoundError, ValueError):  # a file of this name that is damaged names nothing
         return NoRuntime()
-    return RuntimeDirectory(path) if path and os.path.isdir(f"{path}/{LOGS_DIRECTORY}") else NoRuntime()
+    return RuntimeDirectory(path) if is_there else NoRuntime()
 
 
 def verify(disk: Disk, directory: str) -> Iterator[PartitionReport]:

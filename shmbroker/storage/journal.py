@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from shmbroker.formats import journal as journal_format
 from shmbroker.formats.journal import DATA_POSITION, JOURNAL_MAGIC, JournalHeader
 from shmbroker.limits import PAGE_SIZE, RING_SIZE_LARGE_RECORD, RING_SIZE_MIN
+from shmbroker.storage.disk import aligned_buffer
 from shmbroker.storage.runtime import Runtime
 
 ZEROS: Final = bytes(2 * PAGE_SIZE)
@@ -124,6 +125,21 @@ class RingJournal:
         if index + size <= self.size:
             return [self.data[index : index + size]]
         return [self.data[index:], self.data[: index + size - self.size]]
+
+    def pages(self, start: int, end: int) -> list[memoryview]:
+        """Whole pages from ``start``, which is on a boundary, that hold everything to ``end`` and zeros behind it. They
+        are as they stand until the next append."""
+        return self.pieces(start, self.zero_to_page(end))
+
+    def pages_apart(self, start: int, end: int) -> list[memoryview]:
+        """As :meth:`pages`, to be written while appends go on: the last page, if it is not full, is a copy."""
+        boundary = end - end % PAGE_SIZE
+        pages = self.pieces(start, boundary) if boundary > start else []
+        if boundary < end:
+            tail = aligned_buffer(PAGE_SIZE)
+            tail[: end - boundary] = self.get(boundary, end - boundary)
+            pages.append(tail)
+        return pages
 
     def zero_to_page(self, end: int) -> int:
         """Zeros from ``end`` to the next page boundary, which it returns: the last page of a write is a whole one."""

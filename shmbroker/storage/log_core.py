@@ -16,7 +16,7 @@ to the caller, and poisons the log on its way (rule 11).
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -109,6 +109,8 @@ class LogCore:
         self._overwrite_end = 0
         self._ring: RingJournal | None = None
         self._flushing: tuple[int, int, bool] | None = None
+        self._behind: Future[None] | None = None
+        """What a helper writes while appends go on (PartitionLog.write_behind); ``_flushing`` says what."""
         self._quiet_end = -1
         self._message_count = self._batch_count = self._byte_count = 0
         self._segment_message_base = 0
@@ -131,7 +133,7 @@ class LogCore:
             self.reason = str(error)
             status = ErrorCode.DISK_FULL
         except DiskFailed as error:
-            self._poison(error)
+            self.poison(error)
             status = ErrorCode.PARTITION_POISONED
         self._set_bounds()
         return int(status)
@@ -315,12 +317,13 @@ class LogCore:
     def give_back_ring(self, now_us: int) -> bool:
         """Writes and synchronises everything, records the end like a clean stop, and gives the ring back. False where
         the log cannot (it is poisoned, or a write is under way)."""
+        self.settle()
         if self.state is not State.OPEN or self._ring is None or self._flushing is not None:
             return False
         try:
             self._close_durably(now_us)
         except DiskFailed as error:
-            self._poison(error)
+            self.poison(error)
             return False
         self._drop_ring()
         return True
@@ -337,9 +340,10 @@ class LogCore:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def prepare_flush(self, *, sync: bool, reason: str = "request") -> list[Callable[[], None]]:
-        """The system calls that bring what is committed to the segment; with ``sync`` it is durable when all are done.
-        They may run at the same time, on any threads. Nothing may be appended before :meth:`finish_flush`."""
+    def prepare_flush(self, *, sync: bool, reason: str = "request", apart: bool = False) -> list[Callable[[], None]]:
+        """The system calls that bring what is committed to the segment, durably with ``sync``; for any threads, at the
+        same time too. Nothing may be appended before :meth:`finish_flush`, unless they are ``apart``."""
+        self.settle()
         assert self._flushing is None
         active = self.segments.active
         if self.state is not State.OPEN or active is None:
@@ -347,21 +351,29 @@ class LogCore:
         end, start = self._end, self._file_position
         if end == start and not (sync and self._durable_position < end) and not (sync and active.index.unsynced):
             return []
-        calls: list[Callable[[], None]] = []
         self._flushing = (end, self.committed_offset, sync)
         buffers: list[memoryview] = []
         page = start - start % PAGE_SIZE
         if end > start:
             assert self._ring is not None
-            buffers = self._ring.pieces(page, self._ring.zero_to_page(end))
+            buffers = self._ring.pages_apart(page, end) if apart else self._ring.pages(page, end)
             self._count_flush(reason, sum(map(len, buffers)))
-        calls.append(partial(active.write, page, buffers, sync))
+        calls: list[Callable[[], None]] = [partial(active.write, page, buffers, sync)]
         if active.index.dirty or (sync and active.index.unsynced):
             calls.append(partial(active.index.write, sync))
         if sync:
             self._counters["syncs"] += 1
             self.control[COUNTER["syncs"]] = self._counters["syncs"]
         return calls
+
+    def settle(self) -> None:
+        """Waits for what :meth:`PartitionLog.write_behind` started, if anything, and finishes it."""
+        behind, self._behind = self._behind, None
+        if behind is not None:
+            error = behind.exception()
+            if self.state is State.OPEN:
+                self.finish_flush(error)
+            self._flushing = None
 
     def _count_flush(self, reason: str, size: int) -> None:
         for name, more in (("groups", 1), ("writes", 1), ("written_bytes", size), (FLUSH_COUNTERS[reason], 1)):
@@ -375,7 +387,7 @@ class LogCore:
         end, offset, sync = self._flushing
         self._flushing = None
         if error is not None:
-            self._poison(error)
+            self.poison(error)
             return
         control = self.control
         self.publish()
@@ -392,7 +404,7 @@ class LogCore:
         try:
             self._look_ahead()
         except DiskFailed as failure:
-            self._poison(failure)
+            self.poison(failure)
         self._set_bounds()
 
     def _write_out(self, *, sync: bool, reason: str) -> None:
@@ -437,8 +449,7 @@ class LogCore:
 
     def _note_newest(self) -> None:
         """Brings what is known of the active segment up to date."""
-        active = self.segments.active
-        if active is None:
+        if (active := self.segments.active) is None:
             return
         info = active.info
         info.end_position, info.end_offset = self._end, self.committed_offset
@@ -457,8 +468,9 @@ class LogCore:
 
     # --- failure --------------------------------------------------------------------------------------------------
 
-    def _poison(self, error: BaseException) -> None:
-        """Final for this run of the broker: kept in the control block, and on disk where that still works (rule 11)."""
+    def poison(self, error: BaseException) -> None:
+        """A write or a sync of any of the partition's files failed, stored offsets included. Final for this run of the
+        broker: kept in the control block, and on disk where that still works (rule 11)."""
         if self.state is State.POISONED:
             return
         self.state = State.POISONED

@@ -194,6 +194,7 @@ class LogLife(LogCore):
     def purge(self, now_us: int) -> int:
         """Everything goes and offsets begin at 0 again; 0 or a status. ``offsets``, ``control``, ``incarnation`` are
         new objects after it; readers of the old control block see REPLACED (rule 14)."""
+        self.settle()
         if self.state is not State.OPEN:
             return self._refusal()
         assert self._flushing is None
@@ -213,7 +214,7 @@ class LogLife(LogCore):
             self.reason = str(error)
             return ErrorCode.DISK_FULL
         except DiskFailed as error:
-            self._poison(error)
+            self.poison(error)
             return ErrorCode.PARTITION_POISONED
         if self._ring is not None:
             self.budget.give_back(self._ring.size, self)
@@ -245,7 +246,7 @@ class LogLife(LogCore):
                 self._drop_ring()
             self._flush_offsets()
         except DiskFailed as error:
-            self._poison(error)
+            self.poison(error)
             self.abandon()
             raise
         self.abandon()
@@ -265,6 +266,7 @@ class LogLife(LogCore):
 
     def abandon(self) -> None:
         """Closes files without writing anything: for a poisoned log, and for tests that play a crash."""
+        self.settle()
         self.reservation.settle()
         self.segments.close()
         self.offsets.close()

@@ -23,7 +23,8 @@ def deletable_count(
     size = sum(info.size for info in sealed)
     budget = max(size_max, segment_size)
     for count, info in enumerate(sealed[:RETENTION_SEGMENTS_PER_PASS_MAX]):
-        expired = expiry_us > 0 and info.last_timestamp > 0 and info.last_timestamp + expiry_us <= now_us
+        # One without messages (the machine died right after a roll) has no time, and must not keep what is behind it.
+        expired = expiry_us > 0 and (info.message_count == 0 or info.last_timestamp + expiry_us <= now_us)
         over = size_max > 0 and size > budget
         if not (expired or over):
             return count

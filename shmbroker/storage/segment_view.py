@@ -22,11 +22,14 @@ from shmbroker.errors import Corrupt
 from shmbroker.formats import index as index_format
 from shmbroker.formats import segment as segment_format
 from shmbroker.formats.segment import DATA_POSITION, Seal, SegmentHeader, index_name, log_name
+from shmbroker.limits import KIB, PAGE_SIZE
 
 COLUMN_OFFSET: Final = 0
 COLUMN_TIMESTAMP: Final = 1
 COLUMN_CHECKSUM: Final = 3
 STEPS_BACK_MAX: Final = 8
+ASK_SIZE_MIN: Final = 64 * KIB
+"""Below it the kernel's own read-ahead does as well."""
 REMEDY: Final = "Stop the broker and run `shmbroker log verify`"
 
 
@@ -53,6 +56,7 @@ class SegmentView:
         self.base_position = self.header.base_position
         self.shift = DATA_POSITION - self.base_position
         self._seal: Seal | None = None
+        self._asked_start = self._asked_end = 0
 
     def _checked_header(self, log_id: int, incarnation: bytes) -> SegmentHeader:
         header = segment_format.unpack_header(self.view)
@@ -81,7 +85,20 @@ class SegmentView:
                 raise Corrupt(
                     self.path, len(self.view), f"the file ends before byte {end}, which was published", REMEDY
                 )
+        if end > self._asked_end or start < self._asked_start:
+            self._ask_for(start, end)
         return self.view[start:end]
+
+    def _ask_for(self, start: int, end: int) -> None:
+        """Has the kernel fetch [start, end) at once, where that is much. The worker's direct writes leave nothing in
+        the page cache: reading by page faults alone would wait for the disk every few pages."""
+        if start != self._asked_end:
+            self._asked_start = start
+        self._asked_end = end
+        page = start - start % PAGE_SIZE
+        mapping = self.view.obj
+        if end - page >= ASK_SIZE_MIN and isinstance(mapping, mmap.mmap):
+            mapping.madvise(mmap.MADV_WILLNEED, page, end - page)
 
     def start_for_offset(self, offset: int, limit_position: int) -> int:
         """A log position at or before the batch that holds ``offset``, from the index; below ``limit_position``."""

@@ -16,6 +16,7 @@ message 0.6 us; 1,000 of equal length 9 us, of mixed length 32 us.
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -45,6 +46,9 @@ DELTAS_READY: Final = np.arange(4096, dtype="<u4")
 DELTA, HEADERS, PAYLOAD, RESERVED = 0, 2, 3, 4
 """Columns of the gathered 32-bit words."""
 
+_unpack_frame = Struct("<IIIIQ").unpack_from
+_unpack_index_entry = Struct("<I").unpack_from
+
 assert FRAME_HEADER_SIZE == DELTA_POSITION + 24
 assert MESSAGE_PAYLOAD_SIZE_MAX + MESSAGE_HEADERS_SIZE_MAX + FRAME_HEADER_SIZE < U32_MAX
 
@@ -56,11 +60,10 @@ def content_fault(header: BatchHeader, content: memoryview) -> ErrorCode | None:
     frames_length = header.batch_length - HEADER_SIZE
     if len(content) != frames_length + FRAME_INDEX_ENTRY_SIZE * count:
         return ErrorCode.INVALID_FORMAT
-    if xxh3_64_intdigest(content) != header.content_checksum:
-        return ErrorCode.INVALID_BATCH_CHECKSUM
     if count == 1:
-        indexed = int.from_bytes(content[frames_length:], "little")
-        fault = _frame_fault(content, 0, frames_length, 0) if indexed == frames_length else ErrorCode.INVALID_FORMAT
+        fault = one_message_fault(content, header.content_checksum)
+    elif xxh3_64_intdigest(content) != header.content_checksum:
+        return ErrorCode.INVALID_BATCH_CHECKSUM
     elif count <= FEW_MESSAGES:
         fault = _few_frames_fault(content, frames_length)
     else:
@@ -68,6 +71,21 @@ def content_fault(header: BatchHeader, content: memoryview) -> ErrorCode | None:
     if fault is None and header.flags & FLAG_WIRE_CHECKSUMS:
         return _wire_checksums_fault(content, frames_length, count)
     return fault
+
+
+def one_message_fault(content: memoryview, content_checksum: int) -> ErrorCode | None:
+    """:func:`content_fault` of a batch of one message without wire checksums, where each step is felt. ``content`` is
+    longer than a frame header and its index entry."""
+    if xxh3_64_intdigest(content) != content_checksum:
+        return ErrorCode.INVALID_BATCH_CHECKSUM
+    frames_length = len(content) - 4  # FRAME_INDEX_ENTRY_SIZE
+    delta, _, headers_length, payload_length, reserved = _unpack_frame(content, 24)  # DELTA_POSITION
+    (indexed,) = _unpack_index_entry(content, frames_length)
+    if delta or reserved or not headers_length + payload_length + 48 == frames_length == indexed:  # FRAME_HEADER_SIZE
+        return ErrorCode.INVALID_FORMAT
+    if 0 < payload_length <= MESSAGE_PAYLOAD_SIZE_MAX and headers_length <= MESSAGE_HEADERS_SIZE_MAX:
+        return None
+    return _lengths_fault(headers_length, payload_length, payload_length)
 
 
 def _frame_fault(content: memoryview, start: int, length: int, expected_delta: int) -> ErrorCode | None:

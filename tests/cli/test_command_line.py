@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shmbroker
+from shmbroker.cli import main
 from shmbroker.cli.main import app
 
 Run = Callable[..., Any]
@@ -361,3 +362,16 @@ def test_the_installed_command_in_a_pipe(data: Path, run: Run, topic: tuple[str,
     assert len(done.stdout.splitlines()) == 5
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+def test_an_interrupt_before_a_command_has_begun_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")

@@ -119,6 +119,27 @@ def test_damage_is_named_refused_alone_and_repaired_when_told(data: Path) -> Non
         assert payloads == [*MESSAGES[:450], b"after the repair"]
 
 
+@pytest.mark.parametrize("content", [b"", b"something else" * 1000])
+def test_partitions_are_verified_beside_a_damaged_catalog(data: Path, content: bytes) -> None:
+    for path in data.glob("catalog.sqlite3*"):
+        path.unlink()
+    (data / "catalog.sqlite3").write_bytes(content)
+    verified = run("log", "verify", data)
+    assert "whole" in verified.stdout
+    assert "catalog.sqlite3" in verified.stderr
+    assert (data / "catalog.sqlite3").read_bytes() == content, "verify changes nothing"
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"", b"a\0b"])
+def test_a_damaged_name_of_the_runtime_directory_is_no_obstacle(data: Path, name: bytes) -> None:
+    (data / "runtime").write_bytes(name)
+    run("log", "verify", data)
+    refused = run("stats", "--data", data, status=1)
+    assert "runtime is damaged" in refused.stderr
+    with shmbroker.embedded(data) as broker, broker.connect() as client:
+        assert client.ping() > 0
+
+
 @pytest.mark.parametrize("command", ["verify", "repair", "dump"])
 def test_what_is_not_ours_is_one_line(tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_bytes(b"something else")

@@ -131,7 +131,7 @@ def test_stored_offsets_are_where_the_next_one_goes_on(client: Client, producer:
             consumer.commit(offset=9)
         with client.consumer("stream", "topic", partition=0, **who) as consumer:
             assert numbers(consumer.poll(1)) == [10], "an explicit store may go back"
-            with pytest.raises(InvalidOffset):
+            with pytest.raises(InvalidOffset, match="beyond the last message"):
                 consumer.commit(offset=10_000)
     assert client.get_consumer_offset("stream", "topic", 0, name="7") is None, "a name is no number"
 
@@ -155,6 +155,7 @@ def test_mistakes_are_told(client: Client, producer: Producer) -> None:
     for wrong in (
         {"offset": 1, "first": True}, {"next": True}, {"offset": -1}, {"last": -1}, {"partition": []},
         {"partition": [0, 0]}, {"name": "a", "id": 1}, {"name": ""}, {"id": 2**32}, {"auto_commit": True},
+        {"offset": 1.5}, {"timestamp": 1e15}, {"last": 0.5},
     ):  # fmt: skip
         with pytest.raises(ClientMistake):
             open_consumer("stream", "topic", **wrong)
@@ -168,6 +169,10 @@ def test_mistakes_are_told(client: Client, producer: Producer) -> None:
         ):  # fmt: skip
             with pytest.raises(ClientMistake):
                 call()
+    with open_consumer("stream", "topic", partition=0, name="a") as consumer:
+        for offset in (-1, 1 << 64, 1.5):
+            with pytest.raises(ClientMistake, match=str(offset)):
+                consumer.commit(offset=offset)
     with pytest.raises(Closed):
         consumer.poll()
     consumer.close()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 
 import shmbroker
 from shmbroker import Client, StillInFlight
+from shmbroker.client.connection import runtime_directory_of
 from shmbroker.client.embedded import Embedded
 from shmbroker.errors import AlreadyExists, ClientMistake, Closed, NotFound, OutcomeUnknown, Unavailable, WaitTimeout
 
@@ -103,6 +106,42 @@ def test_a_reply_that_comes_too_late_is_dropped_and_the_next_request_gets_its_ow
     assert [stream.name for stream in client.list_streams()] == ["stream", "late"]
     with pytest.raises(AlreadyExists):
         client.create_stream("late")
+
+
+def test_a_crowd_that_connects_at_once_is_let_in(shared_broker: Embedded) -> None:
+    """The kernel queues some and tells the others to come again, which is not that there is no broker."""
+    path = f"{runtime_directory_of(shared_broker.data)}/broker.sock"
+    clients: list[Client] = []
+    with ExitStack() as crowd:
+        with stopped(shared_broker.pid):
+            refused = False
+            while not refused:
+                other = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                other.setblocking(False)
+                refused = other.connect_ex(path) == errno.EAGAIN
+            with pytest.raises(Unavailable, match="too many others connect"):
+                shmbroker.connect(f"shm://{shared_broker.data}", timeout=0.05)
+            late = threading.Thread(target=lambda: clients.append(shared_broker.connect(timeout=LONG_S)))
+            late.start()
+            late.join(0.05)
+            assert late.is_alive(), "it waits"
+        late.join(LONG_S)
+    assert clients[0].ping() > 0
+    clients[0].close()
+
+
+@pytest.mark.parametrize("timeout", [1e10, float("inf")])
+def test_a_timeout_beyond_what_the_kernel_counts_is_for_ever(client: Client, timeout: float) -> None:
+    client.create_stream("stream", timeout=timeout)
+    client.create_topic("stream", "topic", partitions=1, timeout=timeout)
+    with client.producer("stream", "topic", timeout=timeout) as producer:
+        assert producer.send([b"m"], timeout=timeout).base_offset == 0
+        assert producer.send([b"m"]).base_offset == 1
+        assert producer.submit([b"m"], timeout=timeout).result(timeout).base_offset == 2
+        producer.flush(timeout)
+    with client.consumer("stream", "topic", name="c", timeout=timeout) as consumer:
+        assert sum(batch.count for batch in consumer.poll(timeout=timeout)) == 3
+        consumer.commit(timeout=timeout)
 
 
 def test_what_cannot_be_opened_in_time_was_not_sent(client: Client, shared_broker: Embedded) -> None:

@@ -208,7 +208,7 @@ def test_a_deleted_topic_refuses_its_producers(client: Client, topic: str) -> No
     with client.producer("stream", topic) as producer:
         producer.send([b"m"], partition=0)
         client.delete_topic("stream", topic)
-        with pytest.raises((ClientMistake, Unavailable)):
+        with pytest.raises((ClientMistake, Unavailable), match="deleted"):
             producer.send([b"m"], partition=0, timeout=5)
 
 

@@ -13,7 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from shmbroker.cli.main import app
 from shmbroker.client.connection import Connection
 from shmbroker.client.encoding import encode_batch
 from shmbroker.errors import ClientMistake, ErrorCode, NotFound, Unauthorized
@@ -29,6 +31,7 @@ from shmbroker.wire.commands import Request
 from shmbroker.wire.connection import Answer, ClientConnection
 
 from .conftest import WAIT_S, BrokerProcess, Start
+from .conftest import kill as send_signal
 from .test_rules_of_processes import read_all, send_until_told
 
 
@@ -248,6 +251,23 @@ def test_retention_that_is_switched_off_deletes_nothing(start: Start, eventually
         assert client.get_topic("s", "t").partitions[0].segment_count == 3
         client.delete_segments("s", "t", 0, 1)
         assert client.get_topic("s", "t").partitions[0].segment_count == 2
+    assert broker.stop() == 0
+
+
+def test_figures_name_the_worker_that_hangs(start: Start) -> None:
+    broker = start("--workers=2").ready()
+    with broker.connect() as client:
+        hung = client.stats()["workers"][1]["pid"]
+        send_signal(hung, signal.SIGSTOP)
+        try:
+            states = [worker["state"] for worker in client.stats()["workers"]]
+            shown = CliRunner().invoke(app, ["stats", "--data", str(broker.data)])
+        finally:
+            send_signal(hung, signal.SIGCONT)
+        assert states == ["running", "silent"]
+        assert shown.exit_code == 0
+        assert "worker 1: it has not answered" in shown.stderr
+        assert [worker["state"] for worker in client.stats()["workers"]] == ["running", "running"]
     assert broker.stop() == 0
 
 

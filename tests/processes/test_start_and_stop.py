@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from shmbroker.errors import ShmbrokerError
 from shmbroker.front.places import default_runtime
 
 from .conftest import Start
@@ -98,6 +103,25 @@ def test_runtime_directory_of_another_broker(start: Start, data: Path, tmp_path:
     assert [path.name for path in runtime.iterdir()] == ["mine"]
 
 
+def test_a_start_that_fails_leaves_nothing_in_shared_memory(start: Start, data: Path, tmp_path: Path) -> None:
+    for number, settings in enumerate(
+        (
+            {"SHMBROKER_PARTITION_JOURNAL_MEMORY_LIMIT": "1 PiB"},
+            {"SHMBROKER_BROKER_RUNTIME": f"/dev/shm/{'x' * 100}"},
+            {"SHMBROKER_BROKER_RUNTIME": str(tmp_path / "elsewhere")},
+        )
+    ):
+        other = tmp_path / f"data{number}"
+        refusal_of(start(f"--data={other}", environment=settings))
+        runtime = Path(settings.get("SHMBROKER_BROKER_RUNTIME", default_runtime(str(other))))
+        assert not runtime.exists(), f"{settings} left it"
+    broker = start().ready()
+    broker.kill_everything()
+    refusal_of(start(environment={"SHMBROKER_PARTITION_JOURNAL_MEMORY_LIMIT": "1 PiB"}))
+    assert Path(default_runtime(str(data))).exists(), "that of an earlier run holds its journals"
+    assert start().ready().stop() == 0
+
+
 def test_unknown_setting_refuses(start: Start) -> None:
     said = refusal_of(start(environment={"SHMBROKER_BROKER_WROKERS": "2"}))
     assert "WROKERS" in said
@@ -113,4 +137,49 @@ def test_lost_catalog_refuses_instead_of_sweeping_data(start: Start, data: Path)
         path.unlink()
     said = refusal_of(start())
     assert "catalog.sqlite3 is missing" in said
+    with closing(sqlite3.connect(data / "catalog.sqlite3")) as database:
+        database.execute("PRAGMA journal_mode = WAL")  # what a copy without the file beside it looks like
+    for content in ((data / "catalog.sqlite3").read_bytes(), b""):
+        (data / "catalog.sqlite3").write_bytes(content)
+        said = refusal_of(start())
+        assert "catalog.sqlite3 is empty" in said
+        assert (data / "catalog.sqlite3").read_bytes() == content
     assert len(list((data / "partitions").iterdir())) == 1
+
+
+def test_an_older_catalog_neither_takes_nor_removes_data_that_it_does_not_know(start: Start, data: Path) -> None:
+    """Restoring one from a backup is what a refusal advises."""
+    broker = start().ready()
+    with broker.connect() as client:
+        client.create_stream("s")
+    assert broker.stop() == 0
+    backup = (data / "catalog.sqlite3").read_bytes()
+    broker = start().ready()
+    with broker.connect() as client:
+        client.create_topic("s", "t", partitions=3, durability="persisted")
+        with client.producer("s", "t") as producer:
+            producer.send([b"acknowledged"], partition=1)
+    assert broker.stop() == 0
+    (data / "catalog.sqlite3").write_bytes(backup)
+    broker = start().ready()
+    with broker.connect() as client:
+        assert client.create_topic("s", "t", partitions=3).partition_count == 3
+    assert "holds data: it is left alone" in broker.said()
+    assert broker.stop() == 0
+    kept = [path for path in (data / "partitions").rglob("*.log") if b"acknowledged" in path.read_bytes()]
+    assert [path.parent.parent.name for path in kept] == [f"{2:020}"]
+
+
+def test_a_creation_that_fails_removes_only_what_it_made(start: Start, data: Path) -> None:
+    broker = start().ready()
+    with broker.connect() as client:
+        client.create_stream("s")
+        ours = data / "partitions" / f"{2:020}" / ("ab" * 16)
+        ours.mkdir(parents=True)
+        (ours / f"{0:020}.log").write_bytes(b"acknowledged")
+        with pytest.raises(ShmbrokerError, match="there is a log already"):
+            client.create_topic("s", "t", partitions=3)
+        assert (ours / f"{0:020}.log").read_bytes() == b"acknowledged"
+        assert [path.name for path in (data / "partitions").iterdir()] == [f"{2:020}"]
+        client.create_topic("s", "t", partitions=3)
+    assert broker.stop() == 0

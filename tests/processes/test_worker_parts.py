@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,16 @@ from shmbroker.formats.link import (
     RIGHTS_ALL,
     packets_of,
 )
+from shmbroker.limits import MIB
 from shmbroker.shm.doorbell import EventDoorbell
+from shmbroker.storage.disk import FileDisk
+from shmbroker.storage.partition_log import JournalBudget, LogOptions
 from shmbroker.workers.flush import flush_together
 from shmbroker.workers.lanes import grant_of
 from shmbroker.workers.link import Link
+from shmbroker.workers.partitions import Partitions
 from shmbroker.workers.watches import Watches
+from tests.storage.memory_runtime import MemoryRuntime
 
 
 class Target:
@@ -153,6 +159,31 @@ def test_packets_are_one_even_for_no_text() -> None:
     whole = packets_of(3, 0, bytes(PACKET_TEXT_SIZE_MAX + 1))
     assert [PACKET.unpack_from(packet)[2] for packet in whole] == [1, 0]
     assert sum(RIGHTS.values()) == RIGHTS_ALL
+
+
+class Maintained:
+    """A log as the upkeep sees it: says when it was looked at."""
+
+    def __init__(self, *, message_expiry_us: int = 0) -> None:
+        self.options = LogOptions(message_expiry_us=message_expiry_us)
+        self.looks: list[int] = []
+
+    def maintain(self, now_us: int) -> None:
+        self.looks.append(now_us)
+
+
+def test_upkeep_goes_on_when_the_clock_is_set_back(executor: ThreadPoolExecutor) -> None:
+    partitions = Partitions(FileDisk(), MemoryRuntime(), JournalBudget(MIB), executor, "/data", 1, 1_000_000)
+    busy: Any = Maintained()
+    limited: Any = Maintained(message_expiry_us=1)
+    partitions.logs[1] = limited
+    partitions.active[busy] = 50_000_000
+    times = [50_000_000, 50_900_000, 10_000_000, 10_900_000, 11_000_000]
+    for now_us in times:
+        partitions.maintain(now_us)
+    assert limited.looks == [50_000_000, 10_000_000, 11_000_000], "a second apart, whatever the clock says"
+    assert busy.looks == [50_000_000, 10_000_000]
+    assert not partitions.active, "what was busy at a time to come is not active until then"
 
 
 def test_what_is_not_granted_or_not_open_refuses_without_asking() -> None:

@@ -18,6 +18,7 @@ from shmbroker.formats.batch import (
     record_length_of,
     unpack_header,
 )
+from shmbroker.formats.control import State
 from shmbroker.formats.segment import LOG_SUFFIX, base_offset_of
 from shmbroker.formats.segment import unpack_header as unpack_segment
 from shmbroker.limits import PAGE_SIZE
@@ -113,8 +114,12 @@ def finish_pass(log: PartitionLog) -> None:
     """What a worker does after it has appended everything that was there."""
     log.publish()
     reason = log.flush_due()
-    if log.options.persisted or reason:
-        assert log.flush(sync=log.options.persisted, reason=reason or "request") == 0
+    if log.options.persisted:
+        assert log.flush(sync=True, reason=reason or "request") == 0
+    elif reason:
+        log.write_behind(reason, lambda: None)
+        log.settle()
+        assert log.state is State.OPEN
 
 
 def read_files(disk: Any, directory: str = DIRECTORY) -> list[tuple[int, bytes]]:

@@ -54,6 +54,19 @@ def pages_of(*numbers: int) -> memoryview:
     return buffer
 
 
+def test_a_disk_for_reading_alone_opens_nothing_for_writing(tmp_path: Path) -> None:
+    file = FileDisk().create(str(tmp_path / "a"))
+    file.write(0, [pages_of(1)], sync=True)
+    file.close()
+    read_only = FileDisk(read_only=True)
+    assert not read_only.direct(str(tmp_path))
+    file = read_only.open(str(tmp_path / "a"))
+    assert file.read(0, PAGE_SIZE) == file.read_uncached(0, PAGE_SIZE) == bytes(pages_of(1))
+    with pytest.raises(DiskFailed):
+        file.write(0, [pages_of(2)], sync=True)
+    file.close()
+
+
 def test_what_is_written_is_read(place: Place) -> None:
     file = place.disk.create(f"{place.directory}/a")
     file.write(0, [pages_of(1, 2)], sync=False)

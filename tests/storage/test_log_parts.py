@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
@@ -283,7 +284,14 @@ def test_retention_by_age_takes_the_oldest_run_of_expired_segments() -> None:
     segments = [info(0, last_timestamp=10), info(1, last_timestamp=20), info(2, last_timestamp=990), info(3)]
     assert deletable_count(segments, **{**LIMITS, "expiry_us": 980}) == 2
     assert deletable_count(segments, **{**LIMITS, "expiry_us": 981}) == 1
-    assert deletable_count([info(0, last_timestamp=0)], **{**LIMITS, "expiry_us": 1}) == 0, "no message, no age"
+
+
+def test_retention_by_age_is_not_held_up_by_a_segment_without_messages() -> None:
+    """What a loss of power right after a roll leaves: no message, no time."""
+    empty = dataclasses.replace(info(1, last_timestamp=0), message_count=0)
+    segments = [info(0, last_timestamp=10), empty, info(2, last_timestamp=20), info(3, last_timestamp=990)]
+    assert deletable_count(segments, **{**LIMITS, "expiry_us": 980}) == 3
+    assert deletable_count(segments, **LIMITS) == 0, "nothing is asked to go"
 
 
 def test_retention_by_size_keeps_at_least_a_segment() -> None:

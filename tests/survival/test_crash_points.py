@@ -6,13 +6,19 @@ was sent: all of it, once, in order. Then every process is killed, and it must s
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from shmbroker import crash_points
 from shmbroker.errors import ShmbrokerError
+from shmbroker.front.places import default_runtime
+from tests.conftest import Eventually
 from tests.processes.conftest import Start, is_alive
 
 from .load import Load, check, read_log
@@ -141,4 +147,39 @@ def test_tickets_outlive_the_broker_that_died_and_their_repeats_are_told_the_fir
         client.close()
     except ShmbrokerError as error:
         print("as expected, the old client says:", error)
+    assert broker.stop() == 0
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if point != crash_points.DURING_ROLL])
+def test_what_is_acknowledged_at_a_point_is_on_the_disk_and_not_in_memory_alone(
+    start: Start, data: Path, rng: random.Random, eventually: Eventually, point: str
+) -> None:
+    """The worker dies at the point, nobody starts it again, and the shared memory is gone: as if the power had failed.
+
+    The front is stopped meanwhile, which no producer notices.
+    """
+    count = rng.randrange(20, 60)
+    print(f"crash at {point}:{count}")
+    broker = start(crash_at=f"{point}:{count}").ready()
+    (worker,) = broker.workers()
+    with broker.connect() as client:
+        client.create_stream("s")
+        client.create_topic("s", "t", durability="persisted")
+    gate = threading.Event()
+    loads = [Load(broker.connect, "t", rng, name=name, in_flight=4, gate=gate).start() for name in range(2)]
+    for load in loads:
+        load.await_started()
+    os.kill(broker.pid, signal.SIGSTOP)
+    gate.set()
+    eventually(lambda: not is_alive(worker), "the worker to die at its point", 60)
+    broker.kill_everything()
+    for load in loads:
+        load.join()
+    shutil.rmtree(default_runtime(str(data)))
+    broker = start().ready()
+    with broker.connect() as client:
+        found = read_log(client, "t")
+        check(found, loads)
+        with client.producer("s", "t") as producer:
+            assert producer.send([b"next"], partition=0).base_offset >= len(found)
     assert broker.stop() == 0

@@ -37,11 +37,13 @@ def begin(start: Start, fault: str, switch: Path, durability: str, **options: in
     return broker
 
 
+@pytest.mark.parametrize("where", ["*.log", "*.index", ""], ids=["log", "index", "every-file"])
 @pytest.mark.parametrize("operation", ["write", "sync"])
 def test_rule_11_a_persisted_partition_whose_disk_fails_is_poisoned_alone(
-    start: Start, switch: Path, rng: random.Random, eventually: Eventually, operation: str
+    start: Start, switch: Path, rng: random.Random, eventually: Eventually, operation: str, where: str
 ) -> None:
-    broker = begin(start, f"{operation}:{STRUCK}*.log", switch, "persisted")
+    """With every file failing, the superblock cannot keep the poison: the control block has to."""
+    broker = begin(start, f"{operation}:{STRUCK}{where}", switch, "persisted")
     struck = [Load(broker.connect, "t", rng, name=name).start() for name in range(2)]
     spared = Load(broker.connect, "t", rng, name=9, partition=1, resends=True).start()
     for load in (*struck, spared):
@@ -80,15 +82,13 @@ def test_rule_11_a_persisted_partition_whose_disk_fails_is_poisoned_alone(
     assert broker.stop() == 0
 
 
-@pytest.mark.parametrize("operation", ["write", "sync"])
-def test_rule_11_a_replicated_partition_whose_disk_fails_keeps_what_it_acknowledged(
-    start: Start, switch: Path, rng: random.Random, operation: str
+@pytest.mark.parametrize("fault", ["write:{}*.log", "sync:{}*.log", "sync-directory:{}"])
+@pytest.mark.parametrize("durability", ["replicated", "persisted"])
+def test_rule_11_a_disk_that_fails_while_segments_come_and_go_loses_nothing(
+    start: Start, switch: Path, rng: random.Random, durability: str, fault: str
 ) -> None:
-    """Its ring still has what the disk did not take; the next run takes it over."""
-    # A full segment synchronises; the others only write.
-    broker = begin(
-        start, f"{operation}:{STRUCK}*.log", switch, "replicated", messages_required_to_save=100, segment_size=1 << 20
-    )
+    """A roll synchronises files and names. The ring has what the disk did not take; the next run takes it over."""
+    broker = begin(start, fault.format(STRUCK), switch, durability, messages_required_to_save=100, segment_size=1 << 20)
     struck = Load(broker.connect, "t", rng, size_max=20_000).start().await_acknowledged(50)
     spared = Load(broker.connect, "t", rng, name=9, partition=1).start().await_acknowledged(50)
     switch.touch()
@@ -123,8 +123,8 @@ def test_rule_11_poison_ends_with_sigkill_of_everything_and_a_new_run_too(
 
 
 @pytest.mark.parametrize("durability", ["replicated", "persisted"])
-def test_an_offset_whose_write_fails_is_not_confirmed_and_messages_go_on(
-    start: Start, switch: Path, durability: str
+def test_rule_11_an_offset_whose_write_fails_is_not_confirmed_and_poisons_the_partition(
+    start: Start, switch: Path, eventually: Eventually, durability: str
 ) -> None:
     broker = start(environment={FAULT_VARIABLE: f"write:{STRUCK}*consumers:{switch}:EIO"}).ready()
     with broker.connect() as client:
@@ -135,10 +135,16 @@ def test_an_offset_whose_write_fails_is_not_confirmed_and_messages_go_on(
             client.set_consumer_offset("s", "t", 0, 3, name="reader")
             switch.touch()
             for _ in range(2):
-                with pytest.raises(ShmbrokerError) as raised:
+                with pytest.raises(PartitionPoisoned):
                     client.set_consumer_offset("s", "t", 0, 5, name="reader")
-                print(repr(raised.value))
-            assert producer.send([b"10"], partition=0).base_offset == 10
+            with pytest.raises(PartitionPoisoned):
+                producer.send([b"10"], partition=0)
+        switch.unlink()
+        before = broker.kill_worker()
+        eventually(lambda: broker.workers() not in ([], [before]), "another worker")
+        with pytest.raises(PartitionPoisoned):
+            client.set_consumer_offset("s", "t", 0, 5, name="reader")
+        assert len(read_log(client, "t", 0)) == 10, "reads go on"
     broker.kill_everything()
     broker = start().ready()
     with broker.connect() as client:
