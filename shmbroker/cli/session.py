@@ -16,7 +16,9 @@ from shmbroker.cli.output import Json
 from shmbroker.cli.token import expiry_of
 from shmbroker.errors import NotFound, ShmbrokerError, Unauthorized
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="The login session.\n\n`shmbroker session status`")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", help="The login session.\n\n`shmbroker session status`"
+)
 
 
 def login(
