@@ -230,9 +230,7 @@ class Producer:
 
     def _pick(self, key: bytes | str | None) -> int:
         if self.partition_count is None:
-            raise Unauthorized(
-                "this user may not see how many partitions there are: say partition= with each batch"
-            )
+            raise Unauthorized("this user may not see how many partitions there are: say partition= with each batch")
         if not self.partition_count:
             raise ClientMistake("the topic has no partitions", number=ErrorCode.PARTITION_NOT_FOUND)
         if key is None:
