@@ -23,7 +23,7 @@ import shmbroker
 from .actor import STREAM
 from .actors import Actors, Outcome, run_actors, together
 from .result import Result, Yardstick, percentiles_of
-from .workloads import BOTH, Setting, Workload, new_topic
+from .workloads import BOTH, Setting, Workload, _topic
 
 FRONT_US_MAX = 60.0
 """Processor time of the front for a produce request, or a poll of batches that came over TCP: to reach."""
@@ -64,7 +64,7 @@ def _produce(
     message_size: int, batch_count: int,
 ) -> Result:  # fmt: skip
     assert setting.front is not None
-    topic = new_topic(setting, name, durability)
+    topic = _topic(setting, name, durability)
     what = {
         "kind": "produce", "topic": topic, "seconds": setting.seconds, "message_size": message_size,
         "batch_count": batch_count,
@@ -133,7 +133,7 @@ def tcp_single_8(setting: Setting, durability: str) -> Result:
 
 def _poll(setting: Setting, durability: str, name: str, fill: dict[str, Any], has_target: bool) -> Result:
     assert setting.front is not None
-    topic = new_topic(setting, name, durability)
+    topic = _topic(setting, name, durability)
     sizes = {"topic": topic, "message_size": 100, "batch_count": 1000, "seconds": setting.seconds / 2}
     run_actors([{**sizes, **fill}])
     messages = setting.client.get_topic(STREAM, topic).message_count
