@@ -7,18 +7,23 @@ time of the front for each request, which no other process disturbs.
 
 from __future__ import annotations
 
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import shmbroker
+
 from .actor import STREAM
 from .actors import Actors, Outcome, run_actors, together
 from .result import Result, Yardstick, percentiles_of
-from .workloads import BOTH, Setting, Workload, new_topic
+from .workloads import BOTH, Setting, Workload, _topic
 
 FRONT_US_MAX = 60.0
 """Processor time of the front for a produce request, or a poll of batches that came over TCP: to reach."""
@@ -59,7 +64,7 @@ def _produce(
     message_size: int, batch_count: int,
 ) -> Result:  # fmt: skip
     assert setting.front is not None
-    topic = new_topic(setting, name, durability)
+    topic = _topic(setting, name, durability)
     what = {
         "kind": "produce", "topic": topic, "seconds": setting.seconds, "message_size": message_size,
         "batch_count": batch_count,
@@ -128,7 +133,7 @@ def tcp_single_8(setting: Setting, durability: str) -> Result:
 
 def _poll(setting: Setting, durability: str, name: str, fill: dict[str, Any], has_target: bool) -> Result:
     assert setting.front is not None
-    topic = new_topic(setting, name, durability)
+    topic = _topic(setting, name, durability)
     sizes = {"topic": topic, "message_size": 100, "batch_count": 1000, "seconds": setting.seconds / 2}
     run_actors([{**sizes, **fill}])
     messages = setting.client.get_topic(STREAM, topic).message_count
@@ -157,6 +162,57 @@ def tcp_poll_local(setting: Setting, durability: str) -> Result:
     return _poll(setting, durability, "tcp-poll-local", fill, False)
 
 
+def _beside_http(setting: Setting, durability: str, name: str, interval_s: float, target: str) -> Result:
+    """A broker of its own, since no other workload should run beside a gateway."""
+    data = Path(tempfile.mkdtemp(prefix="shmbroker-http-", dir=setting.directory))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        http_address = "{}:{}".format(*listener.getsockname())
+    password = "only for the bench"
+    environment = {
+        "IGGY_ROOT_USERNAME": "iggy", "IGGY_ROOT_PASSWORD": password, "SHMBROKER_HTTP_ENABLED": "true",
+        "SHMBROKER_HTTP_ADDRESS": http_address,
+    }  # fmt: skip
+    try:
+        with (
+            shmbroker.embedded(str(data), tcp="127.0.0.1:0", environment=environment) as broker,
+            broker.connect() as client,
+        ):
+            client.create_stream(STREAM)
+            for topic in ("binary", "http"):
+                client.create_topic(STREAM, topic, partitions=1, durability=durability)
+            common = {"user": "iggy", "password": password, "seconds": setting.seconds, "message_size": 100}
+            binary = {
+                **common, "module": "shmbroker.bench.iggy_actor", "kind": "produce", "topic": "binary",
+                "address": broker.tcp_address, "batch_count": 1000,
+            }  # fmt: skip
+            http = {
+                **common, "module": "shmbroker.bench.http_actor", "topic": "http", "address": http_address,
+                "batch_count": 10, "interval_s": interval_s,
+            }  # fmt: skip
+            alone = run_actors([binary])
+            outcome, beside = Actors([binary, http]).run()
+    finally:
+        shutil.rmtree(data)
+    alone_rate = alone.messages / alone.seconds
+    ratio = outcome.messages / outcome.seconds / alone_rate
+    yardstick = Yardstick("without HTTP beside it, msg/s", alone_rate, ratio)
+    return Result(
+        name, durability, outcome.messages, outcome.messages * 100, outcome.seconds,
+        percentiles_of(outcome.latencies_ns), None, (yardstick,), target, ratio >= 0.9 if target else None,
+        {"http_requests_per_second": beside.batches / beside.seconds},
+    )  # fmt: skip
+
+
+def http_beside(setting: Setting, durability: str) -> Result:
+    """tcp-batches-100 while one connection produces over HTTP, 100 requests of 10 messages a second at the most."""
+    return _beside_http(setting, durability, "http-beside", 0.01, "0.9 of it alone")
+
+
+def http_beside_all(setting: Setting, durability: str) -> Result:
+    """The same with as many requests as the connection can make: three processes more on the same processors."""
+    return _beside_http(setting, durability, "http-beside-all", 0.0, "")
+
+
 TCP_WORKLOADS = (
     Workload("tcp-batches-100", tcp_batches_100.__doc__ or "", BOTH, tcp_batches_100),
     Workload("tcp-batches-100-8", tcp_batches_100_8.__doc__ or "", BOTH, tcp_batches_100_8),
@@ -166,4 +222,6 @@ TCP_WORKLOADS = (
     Workload("tcp-single-8", tcp_single_8.__doc__ or "", BOTH, tcp_single_8),
     Workload("tcp-poll", tcp_poll.__doc__ or "", ("replicated",), tcp_poll),
     Workload("tcp-poll-local", tcp_poll_local.__doc__ or "", ("replicated",), tcp_poll_local),
+    Workload("http-beside", http_beside.__doc__ or "", ("replicated",), http_beside),
+    Workload("http-beside-all", http_beside_all.__doc__ or "", ("replicated",), http_beside_all),
 )

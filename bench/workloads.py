@@ -54,8 +54,7 @@ class Workload:
     run: Callable[[Setting, str], Result]
 
 
-def new_topic(setting: Setting, name: str, durability: str) -> str:
-    """An empty topic for a workload, with one partition; its name."""
+def _topic(setting: Setting, name: str, durability: str) -> str:
     topic = f"{name}-{durability}"
     existing = {description.name for description in setting.client.list_topics(STREAM)}
     if topic in existing:
@@ -108,7 +107,7 @@ def _result(
 
 def batches_100(setting: Setting, durability: str) -> Result:
     """100 B messages, 1,000 a batch, 8 in flight, one producer."""
-    topic = new_topic(setting, "batches-100", durability)
+    topic = _topic(setting, "batches-100", durability)
     encode = machine.measure_encode(message_size=100, batch_count=1000)
     outcome, batches, _ = _produce(setting, topic, "produce", message_size=100, batch_count=1000, in_flight=8)
     rate = outcome.messages / outcome.seconds
@@ -121,7 +120,7 @@ def batches_100(setting: Setting, durability: str) -> Result:
 
 def batches_1000(setting: Setting, durability: str) -> Result:
     """1,000 B messages, 1,000 a batch, 8 in flight, one producer."""
-    topic = new_topic(setting, "batches-1000", durability)
+    topic = _topic(setting, "batches-1000", durability)
     outcome, batches, group_size = _produce(setting, topic, "produce", message_size=1000, batch_count=1000, in_flight=8)
     rate = outcome.messages * 1000 / outcome.seconds
     copy = machine.measure_copy()
@@ -138,7 +137,7 @@ def batches_1000(setting: Setting, durability: str) -> Result:
 
 def single(setting: Setting, durability: str) -> Result:
     """One 100 B message at a time, one producer."""
-    topic = new_topic(setting, "single", durability)
+    topic = _topic(setting, "single", durability)
     ping_pong = _ping_pong()
     outcome, batches, _ = _produce(setting, topic, "send", message_size=100, batch_count=1)
     p50 = percentiles_of(outcome.latencies_ns)[0]
@@ -155,7 +154,7 @@ def single(setting: Setting, durability: str) -> Result:
 
 def single_32(setting: Setting, durability: str) -> Result:
     """One 100 B message at a time from each of 32 producers, processes of their own."""
-    topic = new_topic(setting, "single-32", durability)
+    topic = _topic(setting, "single-32", durability)
     alone, _, _ = _produce(setting, topic, "send", message_size=100, batch_count=1)
     outcome, batches, _ = _produce(setting, topic, "send", message_size=100, batch_count=1, actors=SINGLE_PRODUCERS)
     alone_rate = alone.messages / alone.seconds
@@ -169,7 +168,7 @@ def single_32(setting: Setting, durability: str) -> Result:
 
 def pipelined_64(setting: Setting, durability: str) -> Result:
     """One-message batches of 100 B, 64 in flight, one producer."""
-    topic = new_topic(setting, "pipelined-64", durability)
+    topic = _topic(setting, "pipelined-64", durability)
     outcome, batches, _ = _produce(setting, topic, "produce", message_size=100, batch_count=1, in_flight=64)
     rate = outcome.messages / outcome.seconds
     encode = machine.measure_encode(message_size=100, batch_count=1)
@@ -183,7 +182,7 @@ def _consume(
 ) -> tuple[Outcome, float, dict[str, float]]:
     """Fills a topic, then reads it: the outcome, payload bytes a second, and what the first reading reached, which came
     from the disk."""
-    topic = new_topic(setting, name, durability)
+    topic = _topic(setting, name, durability)
     specification = {"url": setting.url, "topic": topic, "seconds": setting.seconds / 2}
     run_actors([{**specification, "kind": "produce", **sizes, "in_flight": 8}])
     messages = setting.client.get_topic(STREAM, topic).message_count
@@ -216,7 +215,7 @@ def consume_batches(setting: Setting, durability: str) -> Result:
 
 def send_to_poll(setting: Setting, durability: str) -> Result:
     """From the start of send to the return of a waiting poll, in two processes."""
-    topic = new_topic(setting, "send-to-poll", durability)
+    topic = _topic(setting, "send-to-poll", durability)
     ping_pong = _ping_pong()
     count = max(200, int(setting.seconds * 300))
     common = {"url": setting.url, "topic": topic, "messages": count, "message_size": 100, "interval_s": 0.002}

@@ -16,6 +16,7 @@ from shmbroker.core.users import User
 from shmbroker.errors import ClientMistake, ErrorCode, Unauthenticated, Unauthorized, error_from
 from shmbroker.front.authorise import NEEDED, WITH_STREAM, authorise_user
 from shmbroker.front.handlers_catalog import Handler
+from shmbroker.front.handlers_local import open_partition
 from shmbroker.front.reply import Gathered, WithDescriptors
 from shmbroker.wire import local
 from shmbroker.wire.codes import Code
@@ -24,6 +25,7 @@ from shmbroker.wire.local import LocalCode
 
 if TYPE_CHECKING:
     from shmbroker.front.broker import Broker
+    from shmbroker.front.local_session import LocalSession
     from shmbroker.front.session import Session
 
 NOT_AS_USER: Final = frozenset(
@@ -37,6 +39,13 @@ NOT_AS_USER: Final = frozenset(
         *LocalCode,
     }
 )
+
+CODE_OF_RIGHT: Final = {
+    "append": Code.SEND_MESSAGES,
+    "read": Code.POLL_MESSAGES,
+    "offsets": Code.STORE_CONSUMER_OFFSET,
+}
+"""The command whose permission a right asks for."""
 
 
 async def authenticate(session: Session, request: local.Authenticate) -> local.AuthenticateReply:
@@ -57,6 +66,16 @@ async def check_user(session: Session, request: local.CheckUser) -> local.Done:
         raise ClientMistake(f"command {request.code} is not about a stream or topic")
     authorise_user(session.broker.keeper.catalog, user, request.code, request)
     return local.Done()
+
+
+async def open_partition_as(session: LocalSession, request: local.OpenPartitionAs) -> local.OpenPartitionReply:
+    """First whether the user may: who may not learns nothing about what there is."""
+    _check_owner(session)
+    user = _user_of(session.broker, request.user_id, request.created_at_us)
+    for right in request.rights:
+        authorise_user(session.broker.keeper.catalog, user, CODE_OF_RIGHT[right], request)
+    asked = local.OpenPartition(request.stream, request.topic, request.partition, request.rights)
+    return await open_partition(session, asked)
 
 
 def as_user(handlers: Mapping[int, Handler]) -> Handler:
@@ -102,4 +121,8 @@ def _user_of(broker: Broker, user_id: int, created_at_us: int) -> User:
     return found
 
 
-HANDLERS: dict[int, Handler] = {LocalCode.AUTHENTICATE: authenticate, LocalCode.CHECK_USER: check_user}
+HANDLERS: dict[int, Handler] = {
+    LocalCode.AUTHENTICATE: authenticate,
+    LocalCode.CHECK_USER: check_user,
+    LocalCode.OPEN_PARTITION_AS: open_partition_as,
+}

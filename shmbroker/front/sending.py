@@ -169,7 +169,11 @@ class Sender:
         lane.bell.drain()
         waiting = lane.waiting
         for number, status, _, value, argument in lane.client.completions():
-            waiting.pop(number)(status, value, argument)
+            done = waiting.pop(number)
+            try:
+                done(status, value, argument)
+            except Exception as error:  # A fault of ours with one answer must not cost the others theirs.
+                LOG.error("an answer of worker %d was not passed on", self._worker, exc_info=error)
         if self._queue:
             self._pump()
 

@@ -44,12 +44,6 @@ CONTROL_COUNT: Final = 3
 CARRIER_COUNT: Final = 4
 WAITER_COUNT: Final = 8
 CONNECT_S: Final = 30.0
-CODE_OF_RIGHT: Final = {
-    "append": Code.SEND_MESSAGES,
-    "read": Code.POLL_MESSAGES,
-    "offsets": Code.STORE_CONSUMER_OFFSET,
-}
-"""The command whose permission a right asks for; polling and storing offsets ask for the same one."""
 R = TypeVar("R")
 
 
@@ -107,19 +101,19 @@ class Backend:
         self, user: Identity, stream: Identifier, topic: Identifier, partition: int, rights: list[str], deadline: float
     ) -> local.OpenPartitionReply:
         """Opens a partition for this gateway's lanes, if ``user`` may. Raises NotFound, Unauthorized, WaitTimeout."""
-        self.check(user, stream, topic, rights, deadline)
+        request = local.OpenPartitionAs(user.user_id, user.created_at_us, stream, topic, partition, rights)
         try:
-            reply = self._main.request(local.OpenPartition(stream, topic, partition, rights), deadline)
+            reply = self._main.request(request, deadline)
         except OutcomeUnknown as error:  # opening twice is fine, so nothing is unknown
             raise WaitTimeout(f"{stream}/{topic}, partition {partition}: the broker did not open it in time") from error
         assert isinstance(reply, local.OpenPartitionReply)
         return reply
 
-    def check(self, user: Identity, stream: Identifier, topic: Identifier, rights: list[str], deadline: float) -> None:
-        """Raises Unauthorized unless ``user`` may. Asked first: who may not learns nothing about what there is."""
-        code = next(code for right, code in CODE_OF_RIGHT.items() if right in rights)
+    def check_sender(self, user: Identity, stream: Identifier, topic: Identifier, deadline: float) -> None:
+        """Raises Unauthorized unless ``user`` may send to the topic."""
+        request = local.CheckUser(user.user_id, user.created_at_us, Code.SEND_MESSAGES, stream, topic)
         try:
-            self._main.request(local.CheckUser(user.user_id, user.created_at_us, code, stream, topic), deadline)
+            self._main.request(request, deadline)
         except OutcomeUnknown as error:
             raise WaitTimeout(f"{stream}/{topic}: the broker did not answer in time") from error
 

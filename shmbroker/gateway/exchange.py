@@ -151,7 +151,7 @@ class Exchange:
 
     def _count_partitions(self, target: Target) -> int:
         """Asked as the broker's own user: who may only send may not look at the topic."""
-        self._backend.check(target.user, target.stream, target.topic, ["append"], target.deadline)
+        self._backend.check_sender(target.user, target.stream, target.topic, target.deadline)
         found = self._backend.ask_here(topics.GetTopic(target.stream, target.topic), target.deadline)
         if found is None:
             raise error_from(ErrorCode.TOPIC_NOT_FOUND, f"there is no topic {target.name}")

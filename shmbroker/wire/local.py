@@ -37,6 +37,7 @@ class LocalCode(IntEnum):
     AS_USER = 0x5348000A
     CHECK_USER = 0x5348000B
     LOGS = 0x5348000C
+    OPEN_PARTITION_AS = 0x5348000D
 
 
 RIGHTS: Final = frozenset({"append", "read", "offsets"})
@@ -143,6 +144,11 @@ class Confirm(JsonBody):
     names: list[str]
 
 
+def _check_rights(rights: list[str]) -> None:
+    if not rights or not RIGHTS.issuperset(rights):
+        raise Malformed(f"rights are some of {', '.join(sorted(RIGHTS))}")
+
+
 @dataclass(frozen=True, slots=True)
 class OpenPartition(JsonBody):
     """Opens one partition for the connection's lanes. ``rights``: of RIGHTS."""
@@ -157,8 +163,7 @@ class OpenPartition(JsonBody):
     def decode(cls, reader: Reader) -> Self:
         """From the whole body. Raises :class:`Malformed`."""
         request = super(OpenPartition, cls).decode(reader)
-        if not request.rights or not RIGHTS.issuperset(request.rights):
-            raise Malformed(f"rights are some of {', '.join(sorted(RIGHTS))}")
+        _check_rights(request.rights)
         return request
 
 
@@ -290,6 +295,27 @@ class CheckUser(JsonBody):
 
 
 @dataclass(frozen=True, slots=True)
+class OpenPartitionAs(JsonBody):
+    """CHECK_USER and OPEN_PARTITION in one: opens a partition for the lanes of a gateway, if the user may do what the
+    rights are for. One question for each message request, since every one of them is asked about."""
+
+    CODE: ClassVar[int] = LocalCode.OPEN_PARTITION_AS
+    user_id: int
+    created_at_us: int
+    stream: int | str
+    topic: int | str
+    partition: int
+    rights: list[str]
+
+    @classmethod
+    def decode(cls, reader: Reader) -> Self:
+        """From the whole body. Raises :class:`Malformed`."""
+        request = super(OpenPartitionAs, cls).decode(reader)
+        _check_rights(request.rights)
+        return request
+
+
+@dataclass(frozen=True, slots=True)
 class CommitGroup(JsonBody):
     """Stores offsets of a group, ``offsets[i]`` of ``partitions[i]``, and lets go of ``released`` after that.
 
@@ -348,6 +374,7 @@ REQUESTS: Final = (
     AsUser,
     CheckUser,
     Logs,
+    OpenPartitionAs,
 )
 REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.HELLO: HelloReply,
@@ -363,4 +390,5 @@ REPLIES: Final[dict[int, type[JsonBody]]] = {
     LocalCode.AS_USER: AsUserReply,
     LocalCode.CHECK_USER: Done,
     LocalCode.LOGS: LogsReply,
+    LocalCode.OPEN_PARTITION_AS: OpenPartitionReply,
 }

@@ -153,7 +153,7 @@ def test_a_flood_of_strangers_leaves_the_others_alone(raw: MakeRaw, topic: None)
 
 
 # --- slow and dead ----------------------------------------------------------------------------------------------------
-def test_a_peer_that_stops_halfway_holds_up_nobody(raw: MakeRaw, topic: None, broker: Embedded) -> None:
+def test_rule_16_a_peer_that_stops_halfway_holds_up_nobody(raw: MakeRaw, topic: None, broker: Embedded) -> None:
     good = raw()
     halves = [raw() for _ in range(20)]
     for half in halves:

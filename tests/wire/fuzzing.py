@@ -27,6 +27,9 @@ from shmbroker.wire.messages import SendMessages
 
 HERE = Path(__file__).resolve().parent
 FRAME_SIZE_MAX = 1 << 16
+LENGTH_POSITION = 32
+COUNT_POSITION = 48
+"""Of a batch's header."""
 CODES = tuple(sorted(BY_CODE))
 
 
@@ -79,10 +82,11 @@ def reply_bodies(data: bytes) -> None:
 
 def batches(data: bytes) -> None:
     """A batch of the wire, as the front makes a record of it, and as the worker checks that record. What the front has
-    let through with a sound index, the worker refuses by number at most."""
-    if len(data) < HEADER_SIZE:
+    let through with a sound index, the worker refuses by number at most. Length and count are those of the request."""
+    if len(data) < HEADER_SIZE or not any(data[COUNT_POSITION : COUNT_POSITION + 4]):
         return
-    made = record_of(memoryview(data), 1, 1)
+    sound = data[:LENGTH_POSITION] + len(data).to_bytes(8, "little") + data[LENGTH_POSITION + 8 :]
+    made = record_of(memoryview(sound), 1, 1)
     if isinstance(made, ErrorCode):
         return
     buffers, length = made
