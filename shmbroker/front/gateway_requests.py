@@ -36,7 +36,7 @@ NOT_AS_USER: Final = frozenset(
         Code.JOIN_GROUP,
         Code.LEAVE_GROUP,
         Code.SYNC_GROUP,
-        *LocalCode,
+        *(set(LocalCode) - {LocalCode.LOGS}),
     }
 )
 

@@ -76,10 +76,10 @@ async def get_snapshot(body: SnapshotBody, caller: Writer) -> Response:
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
 async def metrics(caller: Reader) -> Response:
-    """For Prometheus (with ``authorization`` in its scrape configuration). Costs the workers nothing."""
-    backend = caller.gateway.backend
-    reply = await backend.ask(local.Logs(), caller.deadline)
-    text = await backend.carry(lambda: exposition(reply, caller.gateway.figures))
+    """For Prometheus (with ``authorization`` in its scrape configuration), by who may look at the server. Costs the
+    workers nothing."""
+    reply = await caller.command(local.Logs())
+    text = await caller.gateway.backend.carry(lambda: exposition(reply, caller.gateway.figures))
     return Response(text, HTTPStatus.OK, {"Content-Type": CONTENT_TYPE})
 
 

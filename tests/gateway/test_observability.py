@@ -64,6 +64,18 @@ def test_names_are_escaped(api: httpx.Client) -> None:
     api.delete(f"/streams/{stream}")
 
 
+def test_a_scrape_is_for_who_may_look_at_the_server(served: Served, api: httpx.Client, topic: str) -> None:
+    user = {"username": "scraper", "password": "its-secret"}
+    assert api.post("/users", json=user).status_code == 200
+    with served.client(**user) as scraper:
+        assert scraper.get("/metrics").status_code == 403
+        flags = {"permissions": {"global": {"read_servers": True}}}
+        assert api.put("/users/scraper/permissions", json=flags).status_code == 204
+        assert scrape(scraper)["messages"] >= 0
+        assert api.delete("/users/scraper").status_code == 204
+        assert scraper.get("/metrics").status_code == 401
+
+
 def test_a_scrape_costs_the_workers_nothing(served: Served, api: httpx.Client, topic: str) -> None:
     assert api.post(f"{topic}/messages", json=batch(b"x")).status_code == 201
     with served.stopped_worker():
