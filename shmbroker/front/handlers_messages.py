@@ -88,14 +88,24 @@ def _partition_for(session: Session, topic: Topic, partitioning: messages.Partit
     elif partitioning.kind == messages.PARTITIONING_KEY:
         partition_id = xxh32_intdigest(partitioning.value) % max(1, count)
     else:
-        turns = session.broker.turns
-        place = topic.stream_id, topic.topic_id
-        turn = turns.get(place, 0)
-        turns[place] = turn + 1
-        partition_id = turn % max(1, count)
+        partition_id = _next_partition(session, topic)
     if partition_id >= count:
         raise error_from(ErrorCode.PARTITION_NOT_FOUND, f"topic {topic.name!r} has no partition {partition_id}")
     return partitions[partition_id]
+
+
+def _next_partition(session: Session, topic: Topic) -> int:
+    """The next in turn; for a batch that is sent again the one it went to, which knows whether it has it."""
+    turns = session.broker.turns
+    place = topic.stream_id, topic.topic_id
+    send = session.client_id, session.request_number, *place
+    known, partition_id = session.balanced
+    if known != send or partition_id >= len(topic.partitions):
+        turn = turns.get(place, 0)
+        turns[place] = turn + 1
+        partition_id = turn % max(1, len(topic.partitions))
+        session.balanced = send, partition_id
+    return partition_id
 
 
 def _producer_id(session: Session) -> int:

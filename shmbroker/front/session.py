@@ -65,6 +65,9 @@ class Session:
         """Of the request under way."""
         self.producer = (0, 0)
         """The client id, and the producer id that its batches carry."""
+        self.balanced = ((0, 0, 0, 0), 0)
+        """The last send that left the choice of the partition to us (client id, request number, stream, topic), and
+        what was chosen."""
         self.last_seen_s = time.monotonic()
         self.on_end: list[Callable[[Session], None]] = []
         """Called once each when the connection has ended."""

@@ -85,6 +85,20 @@ def test_the_same_request_again_gets_its_first_confirmation(raw: MakeRaw, local:
     assert client.ask(request).value.confirmations[0].base_offset == first.base_offset + 2
 
 
+def test_a_request_again_goes_to_the_partition_that_was_chosen_for_it(raw: MakeRaw, local: Any) -> None:
+    local.create_stream("s")
+    local.create_topic("s", "t", partitions=3)
+    client = raw()
+    request = messages.SendMessages(
+        "s", "t", messages.Partitioning(messages.PARTITIONING_BALANCED, b""), 1, wire_batch([b"a"])
+    )
+    first = client.ask(request).value.confirmations[0]
+    for _ in range(3):
+        client.connection.request_number -= 1
+        assert client.ask(request).value.confirmations[0] == first
+    assert client.ask(request).value.confirmations[0].partition_id == (first.partition_id + 1) % 3
+
+
 @pytest.mark.parametrize(
     ("target", "number"),
     [(("s", "t", 1), 20), (("s", "x", 0), 20), (("x", "t", 0), 20)],
