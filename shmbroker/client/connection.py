@@ -16,6 +16,7 @@ from typing import Any
 
 from shmbroker.client.exchange import FOREVER_S, Exchange, deadline_of
 from shmbroker.errors import BrokerGone, OutcomeUnknown, Unavailable, WaitTimeout
+from shmbroker.limits import CONTROL_FRAME_SIZE_MAX
 from shmbroker.shm.doorbell import Doorbell, NamedDoorbell
 from shmbroker.shm.lane import LaneClient
 from shmbroker.shm.region import Region
@@ -63,7 +64,7 @@ class Connection(Exchange):
         deadline = deadline_of(timeout)
         self.data = os.path.abspath(data)
         self._descriptors: list[int] = []
-        codec = ClientConnection(secrets.randbits(127) + 1, LOCAL_SESSION)
+        codec = ClientConnection(secrets.randbits(127) + 1, LOCAL_SESSION, request_size_max=CONTROL_FRAME_SIZE_MAX)
         super().__init__(_connect(self.data, deadline), codec, self.data)
         try:
             reply, _ = self.call(local.Hello(version, os.getpid()), deadline)

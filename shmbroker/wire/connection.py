@@ -216,9 +216,17 @@ class ClientConnection(Receiver):
 
     COMMANDS = frozenset({COMMAND_REPLY, COMMAND_EVICTION})
 
-    def __init__(self, client: int, session: int = 0, frame_size_max: int = FRAME_SIZE_MAX) -> None:
+    def __init__(
+        self,
+        client: int,
+        session: int = 0,
+        frame_size_max: int = FRAME_SIZE_MAX,
+        request_size_max: int = FRAME_SIZE_MAX,
+    ) -> None:
         super().__init__(frame_size_max)
         assert 0 < client < 2**128
+        self.request_size_max = request_size_max
+        """Larger frames the server takes for a fault, which ends the connection: they are not made."""
         self.client = client
         self.session = session
         self.request_number = 1
@@ -233,6 +241,9 @@ class ClientConnection(Receiver):
             raise error_from(malformed.code, malformed.fault) from None
         except struct.error as error:
             raise ClientMistake(f"a number of the request is out of range: {error}") from None
+        if HEADER_SIZE + len(body) > self.request_size_max:
+            text = f"a request of {len(body)} bytes: the largest has {self.request_size_max - HEADER_SIZE}"
+            raise ClientMistake(text)
         return self.request_head(BY_CODE[request.CODE], len(body), body) + body
 
     def request_head(self, spec: CommandSpec, body_size: int, body: bytes = b"") -> bytes:

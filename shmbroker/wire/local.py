@@ -15,6 +15,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Final, Self, get_args, get_origin, get_type_hints
 
+from shmbroker.errors import ErrorCode
 from shmbroker.wire.primitives import Malformed, Reader
 
 LOCAL_SESSION: Final = 1
@@ -73,8 +74,12 @@ class JsonBody:
     __slots__ = ()
 
     def encode(self) -> bytes:
-        """UTF-8 bytes."""
-        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False).encode()  # type: ignore[call-overload]
+        """UTF-8 bytes. Raises :class:`Malformed` for text that has none."""
+        text = json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)  # type: ignore[call-overload]
+        try:
+            return text.encode()
+        except UnicodeEncodeError:  # which would quote the text, and that may be a password
+            raise Malformed("a text that UTF-8 cannot carry", ErrorCode.INVALID_FORMAT) from None
 
     @classmethod
     def decode(cls, reader: Reader) -> Self:

@@ -17,7 +17,7 @@ from shmbroker.client.connection import Connection, deadline_of
 from shmbroker.client.embedded import Embedded
 from shmbroker.core.permissions import GLOBAL_FLAGS, Permissions
 from shmbroker.errors import ErrorCode, ShmbrokerError
-from shmbroker.limits import LOGIN_FAILURES_MAX, U64_MAX
+from shmbroker.limits import CONTROL_FRAME_SIZE_MAX, LOGIN_FAILURES_MAX, U64_MAX
 from shmbroker.wire import groups, local, streams, system, topics, users
 from shmbroker.wire.codes import Code
 from shmbroker.wire.commands import decode_reply
@@ -134,6 +134,22 @@ def test_the_current_password_is_asked_of_users_not_of_the_owner(gateway: Gatewa
     refused(ErrorCode.INVALID_CREDENTIALS, gateway.as_user, root, users.ChangePassword("alice", "wrong", "another"))
     gateway.as_user(alice, users.ChangePassword("alice", "her secret", "another"))
     assert gateway.by_password("alice", "another") == alice
+
+
+def test_the_logs_are_for_who_may_look_at_the_server(gateway: Gateway) -> None:
+    alice = gateway.by_password("alice", "her secret")
+    refused(ErrorCode.UNAUTHORIZED, gateway.as_user, alice, local.Logs())
+    flags = tuple(name == "read_servers" for name in GLOBAL_FLAGS)
+    gateway.ask(users.UpdatePermissions("alice", Permissions(flags)))
+    assert gateway.as_user(alice, local.Logs()).figures["topics"] == 1
+    gateway.ask(users.DeleteUser("alice"))
+    refused(ErrorCode.UNAUTHENTICATED, gateway.as_user, alice, local.Logs())
+
+
+def test_what_the_socket_does_not_carry_is_refused_and_the_connection_stays(gateway: Gateway) -> None:
+    assert "hidden" not in refused(ErrorCode.INVALID_FORMAT, gateway.by_password, "alice", "\ud800hidden")
+    refused(ErrorCode.INVALID_COMMAND, gateway.by_password, "alice", "x" * CONTROL_FRAME_SIZE_MAX)
+    assert gateway.by_password("alice", "her secret").username == "alice"
 
 
 def test_whether_a_user_may(gateway: Gateway) -> None:

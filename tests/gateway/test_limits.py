@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+
+from shmbroker.gateway.timely import timely
 
 from .conftest import USER, Serve, Served, batch, make_topic
 
@@ -66,6 +71,37 @@ def test_a_connection_with_half_a_head_is_closed(narrow: Served, head: bytes) ->
         while part := silent.recv(65_536):
             received += part
     assert received.count(b"pong") == head.count(b"\r\n\r\n")
+
+
+def test_400_for_a_login_that_utf_8_cannot_carry(narrow: Served) -> None:
+    with httpx.Client(base_url=narrow.url) as client:
+        body = b'{"username": "\\ud800", "password": "\\ud800"}'
+        answer = client.post("/users/login", content=body, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_format")
+
+
+def test_a_connection_that_takes_nothing_of_its_answer_is_closed() -> None:
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(32 * 1024 * 1024)})
+
+    async def run() -> None:
+        protocol = timely(5.0, take_s=0.2)
+        server = uvicorn.Server(uvicorn.Config(large, http=protocol, ws="none", lifespan="off", log_config=None))
+        server.config.load()
+        state = server.server_state
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: protocol(server.config, state, {}), "127.0.0.1", 0
+        )
+        _, writer = await asyncio.open_connection(*listener.sockets[0].getsockname(), limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(20):
+            while state.total_requests == 0 or state.connections:
+                await asyncio.sleep(0.05)
+        writer.close()
+        listener.close()
+
+    asyncio.run(run())
 
 
 def test_429_where_logins_fail_too_often_and_tokens_go_on(serve: Serve) -> None:
