@@ -200,7 +200,7 @@ class HeaderEntry(BaseModel):
 
 
 class PolledMessage(BaseModel):
-    """One message, its payload in base64."""
+    """One message, its payload in base64. ``user_headers`` is empty where its bytes are no headers."""
 
     header: MessageHeader
     payload: str
@@ -249,8 +249,16 @@ def _entry_of(frame: bytes, header: BatchHeader) -> dict[str, Any]:
             "reserved": 0,
         },
         "payload": base64.b64encode(frame[FRAME_HEADER_SIZE:end]).decode("ascii"),
-        "user_headers": [{"key": _entry(key), "value": _entry(value)} for key, value in unpack_pairs(frame[end:])],
+        "user_headers": _headers_entries(frame[end:]),
     }
+
+
+def _headers_entries(block: bytes) -> list[dict[str, dict[str, str]]]:
+    """None for bytes that are no user headers: the broker keeps what a sender gave it, and others are read on."""
+    try:
+        return [{"key": _entry(key), "value": _entry(value)} for key, value in unpack_pairs(block)]
+    except InvalidMessage:
+        return []
 
 
 def _entry(field: HeaderField) -> dict[str, str]:
