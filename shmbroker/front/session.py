@@ -148,8 +148,12 @@ class Session:
             raise refusal(ErrorCode.UNAUTHENTICATED)
 
     def acting_for(self, user: User) -> Session:
-        """A session for one request that this one brings in the name of ``user``. Nobody keeps anything for it."""
-        acting = Session(self.broker, self.number, transport=TRANSPORT_HTTP, address=self.address)
+        """A session for one request that this one brings in the name of ``user``. Nobody keeps anything for it.
+
+        Its address is the user's own, so that one user's wrong passwords do not count for the others of a gateway.
+        """
+        address = f"{self.address} for user {user.user_id}"
+        acting = Session(self.broker, self.number, transport=TRANSPORT_HTTP, address=address)
         acting.user = user
         return acting
 

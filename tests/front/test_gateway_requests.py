@@ -152,6 +152,19 @@ def test_what_the_socket_does_not_carry_is_refused_and_the_connection_stays(gate
     assert gateway.by_password("alice", "her secret").username == "alice"
 
 
+def test_wrong_current_passwords_of_one_user_do_not_count_for_another(gateway: Gateway) -> None:
+    alice = gateway.by_password("alice", "her secret")
+    gateway.ask(users.ChangePassword("iggy", "", "root's"))
+    root = gateway.by_password("iggy", "root's")
+    numbers = set()
+    for _ in range(2 * LOGIN_FAILURES_MAX):
+        with pytest.raises(ShmbrokerError) as caught:
+            gateway.as_user(alice, users.ChangePassword("alice", "wrong", "another"))
+        numbers.add(caught.value.number)
+    assert numbers == {ErrorCode.INVALID_CREDENTIALS, ErrorCode.TRANSIENT_NOT_ACCEPTED}
+    gateway.as_user(root, users.ChangePassword("iggy", "root's", "another"))
+
+
 def test_whether_a_user_may(gateway: Gateway) -> None:
     alice = gateway.by_password("alice", "her secret")
     assert gateway.may(alice, Code.POLL_MESSAGES, "s", "t")
