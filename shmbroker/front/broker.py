@@ -69,7 +69,6 @@ class Broker:
         self.instance = secrets.randbits(63) | 1
         """Of this run: what was poisoned in another run may be tried again."""
         self.started_us = time.time_ns() // 1000
-        self.any_user = config.local.any_user
         self.logs = Logs(places.runtime, worker_count, retention=config.retention.enabled)
         self.lanes = LaneTable()
         self.watches = WatchTable(f"{places.runtime}/{DOORBELLS_DIRECTORY}")
@@ -195,7 +194,7 @@ class Broker:
     def _listen(self) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         listener.bind(self.places.socket_path)
-        os.chmod(self.places.socket_path, 0o666 if self.any_user else 0o600)
+        os.chmod(self.places.socket_path, 0o600)
         listener.listen(BACKLOG)
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
         self._listener = listener
