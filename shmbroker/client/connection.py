@@ -130,7 +130,7 @@ class Connection(Exchange):
         region = Region.attach(descriptors[0])
         bell = doorbell = None
         try:
-            bell = self._open_semaphore(reply.completion, deadline)
+            bell = self._open_bell(reply.completion, deadline)
             doorbell = NamedDoorbell.open(reply.doorbell)
             return LaneClient(region, doorbell), bell, doorbell
         except BaseException as error:
@@ -148,15 +148,15 @@ class Connection(Exchange):
         """A bell that rings when something becomes visible in one of these logs, and the number of the watch."""
         reply = self.request(local.Watch(log_ids, False), deadline)
         assert isinstance(reply, local.WatchReply)
-        if reply.semaphore is None:
+        if reply.bell is None:
             raise BrokerGone("the broker granted a watch without a bell")
-        return reply.watch_id, self._open_semaphore(reply.semaphore, deadline)
+        return reply.watch_id, self._open_bell(reply.bell, deadline)
 
     def unwatch(self, watch_id: int, deadline: float) -> None:
         self.request(local.Unwatch(watch_id), deadline)
 
-    def _open_semaphore(self, name: str, deadline: float) -> NamedDoorbell:
-        """Opens a semaphore that the front named for us, and tells it that the name may go."""
+    def _open_bell(self, name: str, deadline: float) -> NamedDoorbell:
+        """Opens a bell that the front named for us, and tells it that the name may go."""
         try:
             bell = NamedDoorbell.open_named(name)
         except FileNotFoundError as error:

@@ -324,7 +324,7 @@ class Broker:
                 session=watch.session,
                 watch_id=watch.watch_id,
                 log_ids=log_ids,
-                semaphore=name,
+                bell=name,
             )
         finally:
             if name is not None:

@@ -59,12 +59,12 @@ async def open_lane(session: LocalSession, request: local.OpenLane) -> WithDescr
             lane.descriptors(),
             session=session.number,
             lane_id=lane.lane_id,
-            semaphore=lane.semaphore,
+            bell=lane.bell_name,
         )
     except BaseException:
         broker.lanes.drop(lane)
         raise
-    reply = local.OpenLaneReply(lane.lane_id, request.size, worker.doorbell_path, lane.semaphore)
+    reply = local.OpenLaneReply(lane.lane_id, request.size, worker.doorbell_path, lane.bell_name)
     return WithDescriptors(reply, lane.descriptors(), lane.close_descriptors)
 
 
@@ -130,7 +130,7 @@ async def watch(session: LocalSession, request: local.Watch) -> WithDescriptors:
     except BaseException:
         broker.watches.remove(watch.watch_id, session.number)
         raise
-    return WithDescriptors(local.WatchReply(watch.watch_id, watch.semaphore), watch.descriptors(), lambda: None)
+    return WithDescriptors(local.WatchReply(watch.watch_id, watch.bell_name), watch.descriptors(), lambda: None)
 
 
 async def unwatch(session: LocalSession, request: local.Unwatch) -> local.Done:

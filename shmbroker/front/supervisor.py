@@ -208,7 +208,6 @@ class Worker:
         self.generation += 1
         settings = self._settings
         places = settings.places
-        prefix = f"{places.prefix}w{self.number}-"
         if self.doorbell_path:
             with suppress(FileNotFoundError):
                 os.unlink(self.doorbell_path)
@@ -231,7 +230,6 @@ class Worker:
         texts = {
             "--data": places.data,
             "--runtime": places.runtime,
-            "--prefix": prefix,
             "--doorbell": self.doorbell_path,
         }
         arguments = [f"{name}={value}" for name, value in {**numbers, **texts}.items()]
