@@ -99,7 +99,8 @@ async def open_partition(session: LocalSession, request: local.OpenPartition) ->
     rights = before | sum(RIGHTS[right] for right in request.rights)
     if rights != before and session.introduced.get(worker.number) == worker.generation:
         await link.control("grant", session=session.number, grants=[[log.log_id, rights]])
-    session.rights[log.log_id] = rights
+    if log.log_id in catalog.logs:  # else it was deleted meanwhile
+        session.rights[log.log_id] = rights
     state, reason = _state_of(broker, log)
     return local.OpenPartitionReply(
         log_id=log.log_id,
@@ -213,7 +214,7 @@ def _broker_figures(broker: Broker) -> dict[str, Any]:
         "version": version("shmbroker"),
         "pid": os.getpid(),
         "instance": broker.instance,
-        "uptime_s": round(time.time() - broker.started_us / 1e6, 3),
+        "uptime_s": round(time.monotonic() - broker.started_s, 3),
         "data": broker.places.data,
         "runtime": broker.places.runtime,
         "processor_s": round(usage.ru_utime + usage.ru_stime, 3),

@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 import struct
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from shmbroker.core.users import ROOT_ID
@@ -82,6 +83,11 @@ class LocalSession(Session):
             )
         if not self.greeted and code not in BEFORE_HELLO:
             raise refusal(ErrorCode.UNAUTHENTICATED, "the first request must be HELLO")
+
+    def lose(self, log_ids: Iterable[int]) -> None:
+        """These logs are gone: the ids are never used again, and a session may live for years."""
+        for log_id in log_ids:
+            self.rights.pop(log_id, None)
 
     async def _send(self, answer: Answer) -> None:
         """All of it; the descriptors go with the first byte."""
