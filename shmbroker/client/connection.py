@@ -15,7 +15,8 @@ import time
 from typing import Any
 
 from shmbroker.client.exchange import FOREVER_S, Exchange, deadline_of
-from shmbroker.errors import BrokerGone, OutcomeUnknown, Unavailable, WaitTimeout
+from shmbroker.errors import BrokerGone, DiskFailed, OutcomeUnknown, Unavailable, WaitTimeout
+from shmbroker.paths import RUNTIME_NAME_FILE, read_runtime_name
 from shmbroker.shm.doorbell import Doorbell, NamedDoorbell
 from shmbroker.shm.lane import LaneClient
 from shmbroker.shm.region import Region
@@ -27,7 +28,6 @@ from shmbroker.wire.local import LOCAL_SESSION
 __all__ = ["FOREVER_S", "Connection", "deadline_of", "runtime_directory_of"]
 
 SOCKET_NAME = "broker.sock"
-RUNTIME_FILE_NAME = "runtime"
 BACKLOG_PAUSE_S = 0.01
 """Between two tries to connect while the front's backlog is full."""
 DESCRIPTORS_MAX = 2
@@ -37,22 +37,20 @@ _TIMEVAL = struct.Struct("@ll")
 
 def runtime_directory_of(data: str) -> str:
     """Where the broker of this data directory has its shared memory. Raises Unavailable where none was started."""
-    path = os.path.join(data, RUNTIME_FILE_NAME)
+    path = os.path.join(data, RUNTIME_NAME_FILE)
     try:
-        with open(path, encoding="utf-8") as file:
-            name = file.read().strip()
+        return read_runtime_name(data)
     except OSError as error:
         raise Unavailable(
             f"{data}: no broker has been started here ({path}: {error.strerror}). Start one:"
             f" shmbroker serve --data {data}"
         ) from error
-    except UnicodeDecodeError:
-        name = ""
-    if not os.path.isabs(name) or "\0" in name:
+    except DiskFailed as error:
+        raise Unavailable(f"{error}. A broker writes it anew: shmbroker serve --data {data}") from error
+    except ValueError:
         raise Unavailable(
             f"{path} is damaged: it names no directory. A broker writes it anew: shmbroker serve --data {data}"
-        )
-    return name
+        ) from None
 
 
 class Connection(Exchange):

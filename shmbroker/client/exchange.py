@@ -30,13 +30,23 @@ from shmbroker.errors import (
 )
 from shmbroker.shm.doorbell import Doorbell
 from shmbroker.wire.bodies import Request
+from shmbroker.wire.codes import Code
 from shmbroker.wire.connection import Answer, ClientConnection, ConnectionFault
 from shmbroker.wire.frame import Eviction
+from shmbroker.wire.local import LocalCode
 from shmbroker.wire.system import Ping
 
 FOREVER_S = 3e8
 """What a timeout of None means: ten years."""
 PING_REPLY_S = 5.0
+READS = frozenset(
+    {
+        *(code for code in Code if code.name.startswith("GET_")),
+        *(Code.PING, Code.DESCRIBE_OPTIONS),
+        *(LocalCode.HELLO, LocalCode.STATS, LocalCode.LOGS, LocalCode.CHECK_USER),
+    }
+)
+"""Requests that change nothing: where one of them gets no reply, nothing is unknown."""
 
 
 def deadline_of(timeout: float | None) -> float:
@@ -65,8 +75,8 @@ class Exchange:
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def request(self, request: Request, deadline: float) -> Any:
-        """The decoded reply. Raises what the broker answered; WaitTimeout where nothing was sent, OutcomeUnknown where
-        no reply came in time, BrokerGone."""
+        """The decoded reply. Raises what the broker answered; WaitTimeout where nothing was sent, or nothing
+        was to change, OutcomeUnknown where no reply came in time to anything else, BrokerGone."""
         if self.refusal is not None:
             raise self.refusal
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -84,10 +94,16 @@ class Exchange:
             raise WaitTimeout(f"{type(request).__name__}: no time left; nothing was sent")
         if self._owed:
             self._settle_debt(deadline)
-        frame = self._codec.request(request)
-        self._send(frame, deadline)
-        self._owed = True
-        answer = self._receive(deadline, type(request).__name__)
+        try:
+            self._send(self._codec.request(request), deadline)
+            self._owed = True
+            answer = self._receive(deadline, type(request).__name__)
+        except OutcomeUnknown as error:
+            if request.CODE not in READS:
+                raise
+            if self.refusal is not None:
+                raise self.refusal from error
+            raise WaitTimeout(f"{error}; it was to change nothing") from error
         self._owed = False
         self.used_at = time.monotonic()
         return answer

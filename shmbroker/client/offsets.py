@@ -10,7 +10,7 @@ from typing import Any
 
 from shmbroker.client.lanes import Port
 from shmbroker.client.ticket import Answer, Reply
-from shmbroker.errors import ClientMistake, ErrorCode, InvalidOffset, NotFound
+from shmbroker.errors import ClientMistake, ErrorCode, InvalidOffset, NotFound, OutcomeUnknown, WaitTimeout
 from shmbroker.formats.lane import (
     FLAG_AUTOMATIC,
     REQUEST_DELETE_OFFSET,
@@ -73,6 +73,8 @@ def get_stored(port: Port, log_id: int, where: str, key: bytes, deadline: float)
     reply = ask(port, OffsetOrigin(0, where), log_id, REQUEST_GET_OFFSET, 0, 0, key, deadline)
     try:
         return reply.result(deadline - time.monotonic())
+    except OutcomeUnknown as error:  # it was to change nothing, so nothing is unknown
+        raise WaitTimeout(f"{where}: the stored offset was not told in time") from error
     except NotFound as error:
         if error.number != ErrorCode.CONSUMER_OFFSET_NOT_FOUND:
             raise
