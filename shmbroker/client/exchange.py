@@ -12,12 +12,16 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
+
+import numpy as np
 
 from shmbroker.errors import (
     BrokerGone,
@@ -52,7 +56,14 @@ READS = frozenset(
 def deadline_of(timeout: float | None) -> float:
     """The moment (time.monotonic) at which ``timeout`` seconds from now are over. None and infinity are for ever, as is
     all that sockets and locks cannot count."""
-    return time.monotonic() + (FOREVER_S if timeout is None else min(timeout, FOREVER_S))
+    return time.monotonic() + (FOREVER_S if timeout is None else min(checked_seconds(timeout), FOREVER_S))
+
+
+def checked_seconds(timeout: float) -> float:
+    """Raises ClientMistake where it is no number of seconds."""
+    if not isinstance(timeout, int | float | np.number) or timeout != timeout:
+        raise ClientMistake(f"timeout: seconds as a number, or None, not {timeout!r}")
+    return timeout
 
 
 class Exchange:
@@ -95,7 +106,7 @@ class Exchange:
         if self._owed:
             self._settle_debt(deadline)
         try:
-            self._send(self._codec.request(request), deadline)
+            self._send(self._frame_of(request), deadline)
             self._owed = True
             answer = self._receive(deadline, type(request).__name__)
         except OutcomeUnknown as error:
@@ -107,6 +118,16 @@ class Exchange:
         self._owed = False
         self.used_at = time.monotonic()
         return answer
+
+    def _frame_of(self, request: Request) -> bytes:
+        """Raises ClientMistake where a value is not of the type that the wire has for it."""
+        try:
+            return self._codec.request(request)
+        except (struct.error, TypeError, AttributeError, OverflowError) as error:
+            given = {each.name: getattr(request, each.name) for each in fields(request)}  # type: ignore[arg-type]
+            kinds = ", ".join(f"{name}: {type(value).__name__}" for name, value in given.items())
+            text = f"{type(request).__name__}({kinds}): one of these is of a wrong type ({error})"
+            raise ClientMistake(text) from error
 
     def _value_of(self, answer: Answer) -> Any:
         """What was asked for. An eviction ends the session, and with it the exchange."""

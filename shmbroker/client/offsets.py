@@ -48,6 +48,12 @@ def consumer_key(name: str | None, number: int | None, group: str | None) -> byt
     return name_key(kind, who)
 
 
+def check_offset(offset: int) -> None:
+    """Raises InvalidOffset for what is none."""
+    if not isinstance(offset, int) or not 0 <= offset <= U64_MAX:
+        raise InvalidOffset(f"offset: a number from 0 to 2^64 - 1, not {offset!r}")
+
+
 def ask(
     port: Port, origin: OffsetOrigin, log_id: int, kind: int, flags: int, argument: int, key: bytes, deadline: float
 ) -> Reply:
@@ -62,8 +68,7 @@ def ask_to_store(
     port: Port, origin: OffsetOrigin, log_id: int, key: bytes, offset: int, *, automatic: bool, deadline: float
 ) -> Reply:
     """As :func:`ask`. ``automatic``: never lowers what is stored, and is answered without waiting for its policy."""
-    if not 0 <= offset <= U64_MAX:
-        raise InvalidOffset(f"an offset is 0 to 2^64 - 1, not {offset}")
+    check_offset(offset)
     flags = FLAG_AUTOMATIC if automatic else 0
     return ask(port, origin, log_id, REQUEST_STORE_OFFSET, flags, offset, key, deadline)
 

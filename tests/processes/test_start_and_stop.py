@@ -12,10 +12,11 @@ import pytest
 
 from shmbroker.errors import ShmbrokerError
 from shmbroker.front.places import default_runtime
+from shmbroker.shm.liveness import FileLock
 from shmbroker.storage.disk import FileDisk
 from shmbroker.storage.inspect import verify
 
-from .conftest import Start
+from .conftest import WAIT_S, Start
 
 
 def refusal_of(broker: object) -> str:
@@ -196,6 +197,8 @@ def test_a_replicated_log_is_verified_with_its_ring_though_nothing_names_it(star
         with client.producer("s", "t") as producer:
             producer.send([b"only in the ring"])
         broker.kill_everything()
+    for lock in data.glob("worker-*.lock"):
+        assert FileLock.wait_free(str(lock), WAIT_S)
     disk = FileDisk(read_only=True)
     named = list(verify(disk, str(data)))
     (data / "runtime").unlink()
