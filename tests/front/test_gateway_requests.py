@@ -151,6 +151,15 @@ def test_a_user_that_is_gone_is_not_the_next_of_its_id(gateway: Gateway) -> None
     refused(ErrorCode.UNAUTHENTICATED, gateway.may, alice, Code.POLL_MESSAGES, "s", "t")
 
 
+def test_rights_end_with_the_partition(gateway: Gateway) -> None:
+    """A session may live for years, and log ids are never used again."""
+    opened = gateway.ask(local.OpenPartition("s", "t", 0, ["read"]))
+    watch = gateway.ask(local.Watch([opened.log_id], True))
+    gateway.ask(local.Unwatch(watch.watch_id))
+    gateway.ask(topics.DeleteTopic("s", "t"))
+    refused(ErrorCode.PARTITION_NOT_GRANTED, gateway.ask, local.Watch([opened.log_id], True))
+
+
 @contextlib.contextmanager
 def other_user() -> Iterator[None]:
     """As who the kernel sees this process connect."""
