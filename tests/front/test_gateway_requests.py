@@ -153,6 +153,7 @@ def test_a_user_that_is_gone_is_not_the_next_of_its_id(gateway: Gateway) -> None
 
 def test_rights_end_with_the_partition(gateway: Gateway) -> None:
     """A session may live for years, and log ids are never used again."""
+    gateway.ask(topics.CreatePartitions("s", "t", 1))
     opened = gateway.ask(local.OpenPartition("s", "t", 0, ["read"]))
     watch = gateway.ask(local.Watch([opened.log_id], True))
     gateway.ask(local.Unwatch(watch.watch_id))
