@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shmbroker import errors
+from shmbroker.errors import ShmbrokerError
 
 if TYPE_CHECKING:
     from shmbroker.client.aio import AsyncClient, AsyncConsumer, AsyncProducer, connect_async
@@ -42,6 +43,7 @@ __all__ = [
     "Message",
     "Permissions",
     "Producer",
+    "ShmbrokerError",
     "StillInFlight",
     "Ticket",
     "connect",

@@ -120,13 +120,6 @@ class HeartbeatConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalConfig:
-    """``any_user``: local clients of other users are let in too; else only those of the broker's own."""
-
-    any_user: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     """All settings."""
 
@@ -137,7 +130,6 @@ class Config:
     tcp: TcpConfig
     http: HttpConfig
     heartbeat: HeartbeatConfig
-    local: LocalConfig
 
 
 class _Setting(NamedTuple):
@@ -260,7 +252,6 @@ _SETTINGS: Final[dict[tuple[str, str], _Setting]] = {
     ("http", "time_limit"): _Setting(_interval_us, "10s"),
     ("http", "token_expiry"): _Setting(_interval_us, "1h"),
     ("heartbeat", "interval"): _Setting(_heartbeat_us, "30s"),
-    ("local", "any_user"): _Setting(_flag, False),
 }
 _SECTIONS: Final = frozenset(section for section, _ in _SETTINGS)
 KEYS: Final = tuple(f"{section}.{key}" for section, key in _SETTINGS)
@@ -308,7 +299,6 @@ def _build(parsed: Mapping[tuple[str, str], Any]) -> Config:
         tcp=_build_tcp(parsed),
         http=_build_http(parsed),
         heartbeat=HeartbeatConfig(parsed["heartbeat", "interval"]),
-        local=LocalConfig(parsed["local", "any_user"]),
     )
 
 

@@ -99,7 +99,20 @@ def parse_faults(text: str) -> list[Fault]:
     return faults
 
 
-_remaining = parse(os.environ.get(VARIABLE, ""))
+def check() -> None:
+    """Raises InvalidConfiguration where a variable of this process says what nobody understands: for the start."""
+    parse(os.environ.get(VARIABLE, ""))
+    parse_faults(os.environ.get(FAULT_VARIABLE, ""))
+
+
+def _armed() -> dict[str, int]:
+    try:
+        return parse(os.environ.get(VARIABLE, ""))
+    except InvalidConfiguration:
+        return {}  # not a fault of whoever imports this: check() says it
+
+
+_remaining = _armed()
 ARMED: Final = bool(_remaining)
 
 

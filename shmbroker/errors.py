@@ -253,7 +253,8 @@ class Closed(Unavailable):
 
 
 class WaitTimeout(Unavailable, TimeoutError):
-    """The time given to a wait ran out. Raised only where nothing was sent; otherwise it is OutcomeUnknown."""
+    """The time given to a wait ran out. Raised only where nothing was sent or nothing was to change; else it is
+    OutcomeUnknown."""
 
     code = ErrorCode.TASK_TIMEOUT
 

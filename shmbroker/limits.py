@@ -76,7 +76,10 @@ DEDUPLICATION_WINDOW: Final = 256
 """Sequence numbers remembered for each producer and partition; a producer keeps fewer requests than this in flight."""
 CONSUMER_OFFSETS_MAX: Final = 4_096
 """Stored offsets of consumers in one partition, and as many of groups."""
-RETENTION_SEGMENTS_PER_PASS_MAX: Final = 16
+RETENTION_SEGMENTS_PER_STEP: Final = 16
+RETENTION_PASS_S: Final = 0.2
+"""A pass deletes step after step until this is over: small segments at full rate make hundreds a second, and each
+deletion waits for the disk."""
 
 # --- lanes ----------------------------------------------------------------------------------------------------------
 LANE_SIZE_MIN: Final = 64 * KIB

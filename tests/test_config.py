@@ -53,7 +53,6 @@ def test_the_defaults() -> None:
             "token_expiry_us": 3_600_000_000,
         },
         "heartbeat": {"interval_us": MINUTE_US // 2},
-        "local": {"any_user": False},
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.broker.workers = 3  # type: ignore[misc]
@@ -88,8 +87,6 @@ time_limit = 5
 token_expiry = "1 day"
 [heartbeat]
 interval = "12 s"
-[local]
-any_user = true
 """
 
 
@@ -118,7 +115,6 @@ def test_a_file_sets_everything(tmp_path: Path) -> None:
             "token_expiry_us": 24 * 60 * MINUTE_US,
         },
         "heartbeat": {"interval_us": 12_000_000},
-        "local": {"any_user": True},
     }
 
 
@@ -131,7 +127,7 @@ def test_the_environment_sets_everything(tmp_path: Path) -> None:
         "SHMBROKER_TOPIC_MAX_TOPIC_SIZE": "10GiB", "SHMBROKER_TCP_ENABLED": "true", "SHMBROKER_TCP_ADDRESS": "[::1]:0",
         "SHMBROKER_TCP_CERTIFICATE": "/srv/tcp.pem", "SHMBROKER_TCP_PRIVATE_KEY": "/srv/tcp-key.pem",
         "SHMBROKER_HEARTBEAT_INTERVAL": "12s",
-        "SHMBROKER_HTTP_ENABLED": "True", "SHMBROKER_HTTP_ADDRESS": "0.0.0.0:80", "SHMBROKER_LOCAL_ANY_USER": "true",
+        "SHMBROKER_HTTP_ENABLED": "True", "SHMBROKER_HTTP_ADDRESS": "0.0.0.0:80",
         "SHMBROKER_HTTP_CERTIFICATE": "/srv/cert.pem", "SHMBROKER_HTTP_PRIVATE_KEY": "/srv/key.pem",
         "SHMBROKER_HTTP_ORIGINS": "https://a.example, http://b.example:8000", "SHMBROKER_HTTP_BODY_SIZE_MAX": "64KiB",
         "SHMBROKER_HTTP_TIME_LIMIT": "5s", "SHMBROKER_HTTP_TOKEN_EXPIRY": "1 day",
@@ -264,7 +260,6 @@ BAD: dict[str, list[object]] = {
     "http.time_limit": [0, "soon", True],
     "http.token_expiry": [0, "soon", True],
     "heartbeat.interval": [0, "9s", "soon", True],
-    "local.any_user": ["maybe"],
 }
 
 

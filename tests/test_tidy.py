@@ -24,7 +24,7 @@ FUNCTION_LENGTH_MAX = 70
 SOURCE_DIRECTORIES = {"shmbroker": "shmbroker", "workers": "shmbroker.workers", "bench": "shmbroker.bench"}
 
 FLOORS = {
-    "errors": 0, "limits": 0, "crash_points": 0, "config": 0, "formats": 0,
+    "errors": 0, "limits": 0, "paths": 0, "crash_points": 0, "config": 0, "formats": 0,
     "shm": 1, "storage": 1,
     "core": 2,
     "wire": 3, "front": 3, "workers": 3, "client": 3, "gateway": 3,
@@ -34,6 +34,7 @@ FLOORS = {
 
 SIDEWAYS_ALLOWED = {
     "limits": {"errors"},
+    "paths": {"errors"},
     "crash_points": {"errors"},
     "config": {"errors", "limits", "formats"},
     "formats": {"errors", "limits"},

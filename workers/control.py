@@ -122,7 +122,7 @@ class Control:
         fds = self._link.descriptors(request["descriptors"])
         try:
             region = Region.attach(fds.pop(0))
-            bell = _bell_of(request["semaphore"], fds)
+            bell = _bell_of(request["bell"], fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -149,8 +149,8 @@ class Control:
         return {}
 
     def _watch(self, request: dict[str, Any]) -> Answer:
-        fds = self._link.descriptors(request["descriptors"]) if request["semaphore"] is None else []
-        bell = _bell_of(request["semaphore"], fds)
+        fds = self._link.descriptors(request["descriptors"]) if request["bell"] is None else []
+        bell = _bell_of(request["bell"], fds)
         self._loop.watches.add(request["watch_id"], request["session"], bell, request["log_ids"])
         return {}
 
@@ -189,10 +189,10 @@ class Control:
         return {"failures": self.failures}
 
 
-def _bell_of(semaphore: str | None, fds: list[int]) -> Doorbell:
+def _bell_of(name: str | None, fds: list[int]) -> Doorbell:
     """What wakes a client: a bell by its name, or the one that came along (taken over)."""
-    if semaphore is not None:
-        return NamedDoorbell.open_named(semaphore)
+    if name is not None:
+        return NamedDoorbell.open_named(name)
     return EventDoorbell(fds.pop(0))
 
 

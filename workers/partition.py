@@ -2,7 +2,7 @@
 
 Started by the front with exec::
 
-    python -m shmbroker.workers.partition --worker N --data DIR --runtime DIR --instance NUMBER --prefix TEXT
+    python -m shmbroker.workers.partition --worker N --data DIR --runtime DIR --instance NUMBER
         --doorbell PATH --pipe FD --link FD --control FD --control-bell FD --journal-memory BYTES
         --retention-interval MICROSECONDS
 
@@ -56,7 +56,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shmbroker.workers.partition", description="started by the front")
     parser.add_argument("--data", required=True)
     parser.add_argument("--runtime", required=True)
-    parser.add_argument("--prefix", required=True)
     parser.add_argument("--doorbell", required=True)
     names = ("worker", "instance", "pipe", "link", "control", "control-bell", "journal-memory", "retention-interval")
     for name in names:

@@ -38,6 +38,7 @@ def create(
     with connected(data) as client:
         group = client.create_group(identifier(stream), identifier(topic), name)
     facts = {"id": group.id, "name": group.name}
+    output.warn_of_number(name)
     output.print_done(f"Consumer group {name} created with ID {group.id}.", facts, as_json=as_json)
 
 

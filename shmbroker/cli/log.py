@@ -164,4 +164,4 @@ def dump(
     from shmbroker.storage.dump import dump as lines_of
 
     for line in lines_of(str(path), lines_max=lines):
-        typer.echo(line)
+        typer.echo(output.escaped(line))

@@ -43,7 +43,6 @@ from shmbroker.errors import ShmbrokerError
 TRACEBACK_VARIABLE = "SHMBROKER_TRACEBACK"
 
 REMEDIES: dict[type[BaseException], str] = {
-    errors.NotFound: "`shmbroker stream list` and `shmbroker topic list STREAM` show what there is.",
     errors.OutcomeUnknown: "It may have been carried out: look before you repeat it.",
     errors.DiskFull: "Free some space, or let retention remove old segments, then repeat it.",
     errors.PartitionPoisoned: "Look at the disk, then start the broker again.",
@@ -51,6 +50,24 @@ REMEDIES: dict[type[BaseException], str] = {
     errors.NotAccepted: "Nothing was done: repeating it is safe.",
 }
 """What to do next, for errors whose text does not say so itself. The first kind that fits counts."""
+
+_STREAMS = "`shmbroker stream list` shows what there is."
+_TOPICS = "`shmbroker topic list STREAM` shows what there is."
+_GROUPS = "`shmbroker consumer-group list STREAM TOPIC` shows what there is."
+NOT_FOUND_REMEDIES: dict[int, str] = {
+    errors.ErrorCode.STREAM_NOT_FOUND: _STREAMS,
+    errors.ErrorCode.STREAM_NAME_NOT_FOUND: _STREAMS,
+    errors.ErrorCode.TOPIC_NOT_FOUND: _TOPICS,
+    errors.ErrorCode.TOPIC_NAME_NOT_FOUND: _TOPICS,
+    errors.ErrorCode.PARTITION_NOT_FOUND: "`shmbroker topic get STREAM TOPIC` says how many partitions there are.",
+    errors.ErrorCode.SEGMENT_NOT_FOUND: "`shmbroker topic get STREAM TOPIC` says what its partitions hold.",
+    errors.ErrorCode.GROUP_NOT_FOUND: _GROUPS,
+    errors.ErrorCode.GROUP_NAME_NOT_FOUND: _GROUPS,
+    errors.ErrorCode.GROUP_MEMBER_NOT_FOUND: "`shmbroker consumer-group get STREAM TOPIC GROUP` shows its members.",
+    errors.ErrorCode.CLIENT_NOT_FOUND: "`shmbroker client list` shows who is connected.",
+    errors.ErrorCode.CONSUMER_OFFSET_NOT_FOUND: "`shmbroker consumer-offset set` stores one.",
+}
+"""The same for what is not there, by the number of the error: each is found elsewhere."""
 
 
 class Application(TyperGroup):
@@ -167,9 +184,11 @@ def message_of(error: BaseException) -> str:
             what += " (which user runs this, and who owns it?)"
         return what
     text = " ".join(str(error).split()) or type(error).__name__
-    remedy = next((remedy for kind, remedy in REMEDIES.items() if isinstance(error, kind)), "")
-    is_of_catalog = not isinstance(error, errors.NotFound) or error.number >= errors.ErrorCode.STREAM_NOT_FOUND
-    if remedy and is_of_catalog and "shmbroker " not in text:
+    if isinstance(error, errors.NotFound):
+        remedy = NOT_FOUND_REMEDIES.get(error.number, "")
+    else:
+        remedy = next((remedy for kind, remedy in REMEDIES.items() if isinstance(error, kind)), "")
+    if remedy and "shmbroker " not in text:
         text = f"{text.rstrip('.')}. {remedy}"
     return text
 
@@ -178,7 +197,7 @@ def fail(text: str) -> None:
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exc()
     line = Text("error: ", style="bold red")
-    line.append(text, style="not bold default")
+    line.append(output.escaped(text), style="not bold default")
     output.console(stderr=True).print(line, soft_wrap=True)
 
 

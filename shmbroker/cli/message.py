@@ -317,7 +317,7 @@ def follow_messages(reader: Any, *, auto_commit: bool, as_json: bool) -> None:
                 output.print_json(row_of(message, as_json=True))
             else:
                 row = row_of(message, as_json=False)
-                output.print_line(f"{row['offset']:>12,}  {row['timestamp']}  {row['payload']}")
+                output.print_line(f"{row['offset']:>12,}  {row['timestamp']}  {output.escaped(row['payload'])}")
         if auto_commit:
             reader.commit()
 

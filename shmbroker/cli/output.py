@@ -7,6 +7,7 @@ go to standard output, everything else to standard error, so that a pipe gets re
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,6 +24,9 @@ from shmbroker.limits import GIB, KIB, MIB, U64_MAX
 PIPE_WIDTH = 240
 """Columns of a table that goes to a file or a pipe: wide enough that nothing is folded."""
 
+TERMINAL_CONTROLS = re.compile("[\x7f-\x9f]")
+"""Those that json leaves as they are."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")]
 
 
@@ -33,7 +37,15 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    print_line(json.dumps(value, default=str, ensure_ascii=False))
+    """Names and payloads as they are; but what a terminal could obey in an escape of JSON, which means the same."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    print_line(TERMINAL_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def escaped(text: str) -> str:
+    """As it is, but characters that cannot be printed as repr() shows them: a name may hold any, and neither a table
+    nor the terminal may obey it."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def print_line(text: str) -> None:
@@ -53,9 +65,9 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *,
     table = Table(header_style="bold")
     for key, heading in columns.items():
         numeric = all(isinstance(row.get(key), int) for row in rows)
-        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(Text(escaped(heading)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(shown(row.get(key))) for key in columns))
+        table.add_row(*(Text(escaped(shown(row.get(key)))) for key in columns))
     console().print(table)
 
 
@@ -67,7 +79,7 @@ def print_properties(facts: Mapping[str, Any], *, as_json: bool) -> None:
     table = Table("Property", "Value", header_style="bold")
     for key, value in facts.items():
         # "option segment_size" is a key that somebody will type: it stays as it is.
-        table.add_row(key if " " in key else key.replace("_", " "), Text(shown(value)))
+        table.add_row(Text(escaped(key if " " in key else key.replace("_", " "))), Text(escaped(shown(value))))
     console().print(table)
 
 
@@ -76,12 +88,21 @@ def print_done(sentence: str, facts: Mapping[str, Any], *, as_json: bool) -> Non
     if as_json:
         print_json(dict(facts))
     else:
-        print_line(sentence)
+        print_line(escaped(sentence))
+
+
+def warn_of_number(name: str) -> None:
+    """Said when something gets a name of digits alone."""
+    if name.isascii() and name.isdigit():
+        print_note(
+            f"A name of digits alone is taken for a number where text is given: {name!r} can be reached by the number"
+            " that the broker assigned, not by its name."
+        )
 
 
 def print_note(text: str) -> None:
     """Something by the way, on standard error."""
-    console(stderr=True).print(Text(text))
+    console(stderr=True).print(Text(escaped(text)))
 
 
 def shown(value: Any) -> str:

@@ -50,6 +50,7 @@ def create(
     """
     with connected(data) as client:
         stream = client.create_stream(name)
+    output.warn_of_number(stream.name)
     output.print_done(f"Stream {stream.name} created; its number is {stream.id}.", facts_of(stream), as_json=as_json)
 
 
@@ -77,6 +78,7 @@ def update(
     """
     with connected(data) as client:
         client.update_stream(identifier(stream), name=name)
+    output.warn_of_number(name)
     output.print_done(f"Stream {stream} is now called {name}.", {"updated": stream, "name": name}, as_json=as_json)
 
 

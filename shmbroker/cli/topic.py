@@ -140,6 +140,7 @@ def create(
     }
     with connected(data) as client:
         topic = client.create_topic(identifier(stream), name, partitions=partitions, **options)
+    output.warn_of_number(name)
     output.print_done(
         f"Topic {stream}/{topic.name} created; its number is {topic.id}; messages are {topic.durability.value},"
         f" offsets {topic.consumer_offset_durability.value}.",
@@ -174,6 +175,7 @@ def update(
     }
     with connected(data) as client:
         client.update_topic(identifier(stream), identifier(topic), name=name, **options)
+    output.warn_of_number(name)
     output.print_done(f"Topic {stream}/{topic} updated.", {"updated": topic, "name": name}, as_json=as_json)
 
 

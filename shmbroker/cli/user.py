@@ -72,6 +72,7 @@ def create(
         password = asked_for("Password", confirmed=True)
     with connected(data) as client:
         user = client.create_user(username, password, active=status is Status.ACTIVE, permissions=permissions)
+    output.warn_of_number(user.name)
     output.print_done(f"User {user.name} created; its number is {user.id}.", user_facts(user), as_json=as_json)
 
 
@@ -126,6 +127,7 @@ def name(
     """
     with connected(data) as client:
         client.update_user(identifier(user), name=username)
+    output.warn_of_number(username)
     output.print_done(f"User {user} is now called {username}.", {"updated": user, "name": username}, as_json=as_json)
 
 

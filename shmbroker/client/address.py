@@ -10,6 +10,7 @@ User, password and token are percent-encoded. ``repr`` shows neither password no
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -53,10 +54,15 @@ class TcpAddress:
 Address = LocalAddress | TcpAddress
 
 
-def address_of(url: str | None) -> Address:
-    """The address that a URL names; None is ``./shmbroker-data``. Raises ClientMistake, and shows no secret there."""
+def address_of(url: str | os.PathLike[str] | None) -> Address:
+    """The address that a URL names: None is ``./shmbroker-data``, a path object a data directory. Raises ClientMistake,
+    and shows no secret there."""
     if url is None:
         return LocalAddress(DATA_DEFAULT)
+    if isinstance(url, os.PathLike):
+        return LocalAddress(os.fspath(url))
+    if not isinstance(url, str):
+        raise ClientMistake(f"url: text or a path, not {type(url).__name__}")
     parts = urlsplit(url)
     if parts.scheme in _TCP_SCHEMES:
         return _tcp_address(url)

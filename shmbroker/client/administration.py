@@ -17,7 +17,7 @@ from shmbroker.client.broker_facts import BrokerFacts
 from shmbroker.client.descriptions import Durability, StreamDescription, TopicDescription
 from shmbroker.client.exchange import Exchange, deadline_of
 from shmbroker.client.groups import GroupAdministration
-from shmbroker.client.offsets import consumer_key
+from shmbroker.client.offsets import check_offset, consumer_key
 from shmbroker.client.transport import Transport
 from shmbroker.core.options import OptionValue, option_values
 from shmbroker.errors import ErrorCode, error_from
@@ -224,6 +224,7 @@ class Administration(AccessAdministration, BrokerFacts, GroupAdministration):
 
         Raises InvalidOffset beyond the end of the partition.
         """
+        check_offset(offset)
         deadline = deadline_of(timeout)
         key = self._consumer_key(stream, topic, name, id, group, deadline)
         self._transport.set_offset(stream, topic, partition, key, offset, deadline)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -327,7 +328,7 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def connect_async(url: str | None = None, *, timeout: Seconds = TIMEOUT_S) -> AsyncClient:
+async def connect_async(url: str | os.PathLike[str] | None = None, *, timeout: Seconds = TIMEOUT_S) -> AsyncClient:
     """As :func:`shmbroker.connect`, for the running event loop."""
     control = ThreadPoolExecutor(CONTROL_THREADS, "shmbroker control")
 

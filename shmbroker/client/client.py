@@ -7,6 +7,7 @@ goes through it: at once for new requests, and within a slice for whoever waits.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -134,6 +135,8 @@ class Client(Administration):
             described = self.get_topic(stream, topic, timeout=deadline - time.monotonic())
             partitions = [each.id for each in described.partitions]
         else:
+            if not isinstance(partition, int | Iterable):
+                raise ClientMistake(f"partition: a number, several, or None, not {partition!r}")
             partitions = [partition] if isinstance(partition, int) else list(partition)
         if not partitions or len(set(partitions)) != len(partitions):
             raise ClientMistake(f"a consumer needs partitions, each once: {partitions}")
@@ -255,9 +258,10 @@ class Client(Administration):
         return forget
 
 
-def connect(url: str | None = None, *, timeout: Seconds = TIMEOUT_S) -> Client:
+def connect(url: str | os.PathLike[str] | None = None, *, timeout: Seconds = TIMEOUT_S) -> Client:
     """A client of the broker at ``url``: None is ``./shmbroker-data``, ``shm:///path/of/data`` one of this host over
-    shared memory, ``iggy://user:password@host:port`` any over TCP (``iggy://token@host``; ``iggy+tls://``).
+    shared memory, ``iggy://user:password@host:port`` any over TCP (``iggy://token@host``; ``iggy+tls://``), a
+    path object is a data directory.
 
     Raises Unavailable where no broker answers there, Unauthorized for wrong credentials.
     """

@@ -15,8 +15,9 @@ import time
 from typing import Any
 
 from shmbroker.client.exchange import FOREVER_S, Exchange, deadline_of
-from shmbroker.errors import BrokerGone, OutcomeUnknown, Unavailable, WaitTimeout
+from shmbroker.errors import BrokerGone, DiskFailed, OutcomeUnknown, Unavailable, WaitTimeout
 from shmbroker.limits import CONTROL_FRAME_SIZE_MAX
+from shmbroker.paths import RUNTIME_NAME_FILE, read_runtime_name
 from shmbroker.shm.doorbell import Doorbell, NamedDoorbell
 from shmbroker.shm.lane import LaneClient
 from shmbroker.shm.region import Region
@@ -28,7 +29,6 @@ from shmbroker.wire.local import LOCAL_SESSION
 __all__ = ["FOREVER_S", "Connection", "deadline_of", "runtime_directory_of"]
 
 SOCKET_NAME = "broker.sock"
-RUNTIME_FILE_NAME = "runtime"
 BACKLOG_PAUSE_S = 0.01
 """Between two tries to connect while the front's backlog is full."""
 DESCRIPTORS_MAX = 2
@@ -38,22 +38,20 @@ _TIMEVAL = struct.Struct("@ll")
 
 def runtime_directory_of(data: str) -> str:
     """Where the broker of this data directory has its shared memory. Raises Unavailable where none was started."""
-    path = os.path.join(data, RUNTIME_FILE_NAME)
+    path = os.path.join(data, RUNTIME_NAME_FILE)
     try:
-        with open(path, encoding="utf-8") as file:
-            name = file.read().strip()
+        return read_runtime_name(data)
     except OSError as error:
         raise Unavailable(
             f"{data}: no broker has been started here ({path}: {error.strerror}). Start one:"
             f" shmbroker serve --data {data}"
         ) from error
-    except UnicodeDecodeError:
-        name = ""
-    if not os.path.isabs(name) or "\0" in name:
+    except DiskFailed as error:
+        raise Unavailable(f"{error}. A broker writes it anew: shmbroker serve --data {data}") from error
+    except ValueError:
         raise Unavailable(
             f"{path} is damaged: it names no directory. A broker writes it anew: shmbroker serve --data {data}"
-        )
-    return name
+        ) from None
 
 
 class Connection(Exchange):
@@ -131,7 +129,7 @@ class Connection(Exchange):
         region = Region.attach(descriptors[0])
         bell = doorbell = None
         try:
-            bell = self._open_semaphore(reply.completion, deadline)
+            bell = self._open_bell(reply.completion, deadline)
             doorbell = NamedDoorbell.open(reply.doorbell)
             return LaneClient(region, doorbell), bell, doorbell
         except BaseException as error:
@@ -149,15 +147,15 @@ class Connection(Exchange):
         """A bell that rings when something becomes visible in one of these logs, and the number of the watch."""
         reply = self.request(local.Watch(log_ids, False), deadline)
         assert isinstance(reply, local.WatchReply)
-        if reply.semaphore is None:
+        if reply.bell is None:
             raise BrokerGone("the broker granted a watch without a bell")
-        return reply.watch_id, self._open_semaphore(reply.semaphore, deadline)
+        return reply.watch_id, self._open_bell(reply.bell, deadline)
 
     def unwatch(self, watch_id: int, deadline: float) -> None:
         self.request(local.Unwatch(watch_id), deadline)
 
-    def _open_semaphore(self, name: str, deadline: float) -> NamedDoorbell:
-        """Opens a semaphore that the front named for us, and tells it that the name may go."""
+    def _open_bell(self, name: str, deadline: float) -> NamedDoorbell:
+        """Opens a bell that the front named for us, and tells it that the name may go."""
         try:
             bell = NamedDoorbell.open_named(name)
         except FileNotFoundError as error:

@@ -104,7 +104,10 @@ def encode_batch(
     """
     if isinstance(messages, str | bytes | bytearray | memoryview):
         raise InvalidMessage("a batch is a list of payloads: write [payload] for a single one")
+    check_lists(messages, headers, ids)
     count = len(messages)
+    if wire_checksums:
+        messages = _contiguous(messages) or messages
     if count == 1 and headers is None and not wire_checksums and (ids is None or len(ids) == 1):
         message_id = ids[0] or id_base if ids else id_base
         return encode_one(messages[0], message_id, origin_timestamp_us, producer_id, sequence)
@@ -190,6 +193,8 @@ def encode_one(
     try:
         content = b"".join((_pack_one_frame_header(identity, payload_length), message, _pack_index_entry(frame_length)))
     except TypeError:
+        if copies := _contiguous([message]):
+            return encode_one(copies[0], message_id, origin_timestamp_us, producer_id, sequence)
         _refuse_type([message])
     content_length = frame_length + 4  # FRAME_INDEX_ENTRY_SIZE
     if len(content) != content_length:
@@ -220,6 +225,21 @@ def _pack_header(
         producer_id, sequence, content_checksum,
     )  # fmt: skip
     return body + CHECKSUM.pack(crc32c(body))
+
+
+def check_lists(messages: Any, headers: Any, ids: Any) -> None:
+    """Raises InvalidMessage naming the argument that cannot be one."""
+    if not hasattr(messages, "__len__"):
+        raise InvalidMessage(f"messages: a list of payloads, not {type(messages).__name__}")
+    if ids is not None and not hasattr(ids, "__len__"):
+        raise InvalidMessage(f"ids: a list of numbers, not {type(ids).__name__}")
+    if headers is None or isinstance(headers, Mapping):
+        return
+    if isinstance(headers, str | bytes) or not hasattr(headers, "__len__"):
+        raise InvalidMessage(f"headers: a mapping, or one for each message, not {type(headers).__name__}")
+    for each in headers:
+        if each is not None and not isinstance(each, Mapping):
+            raise InvalidMessage(f"headers: a mapping for each message, or None, not {type(each).__name__}")
 
 
 def _check_count(count: int) -> None:
@@ -320,6 +340,8 @@ def _join(
         pieces.append(tail)
         content = b"".join(pieces)
     except (TypeError, ValueError):
+        if copies := _contiguous(messages):
+            return _join(words, copies, blocks, tail, content_size)
         _refuse_type(messages)
     if len(content) != content_size:
         _refuse_type(messages)
@@ -338,6 +360,18 @@ def _rows_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         _check_payload_size(0)
     flat = np.ascontiguousarray(array)
     return flat.view(np.uint8).reshape(len(flat), flat.dtype.itemsize)
+
+
+def _contiguous(messages: Sequence[Buffer]) -> list[Buffer] | None:
+    """With copies of the views that skip bytes; None where there are none. Not asked before it has to be: it takes a
+    step for each message."""
+
+    def skips(message: object) -> bool:
+        return isinstance(message, memoryview) and not message.c_contiguous
+
+    if not any(map(skips, messages)):
+        return None
+    return [message.tobytes() if skips(message) else message for message in messages]  # type: ignore[union-attr]
 
 
 def _refuse_type(messages: Sequence[Buffer]) -> NoReturn:

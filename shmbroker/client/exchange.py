@@ -12,12 +12,16 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
+
+import numpy as np
 
 from shmbroker.errors import (
     BrokerGone,
@@ -30,19 +34,36 @@ from shmbroker.errors import (
 )
 from shmbroker.shm.doorbell import Doorbell
 from shmbroker.wire.bodies import Request
+from shmbroker.wire.codes import Code
 from shmbroker.wire.connection import Answer, ClientConnection, ConnectionFault
 from shmbroker.wire.frame import Eviction
+from shmbroker.wire.local import LocalCode
 from shmbroker.wire.system import Ping
 
 FOREVER_S = 3e8
 """What a timeout of None means: ten years."""
 PING_REPLY_S = 5.0
+READS = frozenset(
+    {
+        *(code for code in Code if code.name.startswith("GET_")),
+        *(Code.PING, Code.DESCRIBE_OPTIONS),
+        *(LocalCode.HELLO, LocalCode.STATS, LocalCode.LOGS, LocalCode.CHECK_USER),
+    }
+)
+"""Requests that change nothing: where one of them gets no reply, nothing is unknown."""
 
 
 def deadline_of(timeout: float | None) -> float:
     """The moment (time.monotonic) at which ``timeout`` seconds from now are over. None and infinity are for ever, as is
     all that sockets and locks cannot count."""
-    return time.monotonic() + (FOREVER_S if timeout is None else min(timeout, FOREVER_S))
+    return time.monotonic() + (FOREVER_S if timeout is None else min(checked_seconds(timeout), FOREVER_S))
+
+
+def checked_seconds(timeout: float) -> float:
+    """Raises ClientMistake where it is no number of seconds."""
+    if not isinstance(timeout, int | float | np.number) or timeout != timeout:
+        raise ClientMistake(f"timeout: seconds as a number, or None, not {timeout!r}")
+    return timeout
 
 
 class Exchange:
@@ -65,8 +86,8 @@ class Exchange:
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def request(self, request: Request, deadline: float) -> Any:
-        """The decoded reply. Raises what the broker answered; WaitTimeout where nothing was sent, OutcomeUnknown where
-        no reply came in time, BrokerGone."""
+        """The decoded reply. Raises what the broker answered; WaitTimeout where nothing was sent, or nothing
+        was to change, OutcomeUnknown where no reply came in time to anything else, BrokerGone."""
         if self.refusal is not None:
             raise self.refusal
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -84,13 +105,29 @@ class Exchange:
             raise WaitTimeout(f"{type(request).__name__}: no time left; nothing was sent")
         if self._owed:
             self._settle_debt(deadline)
-        frame = self._codec.request(request)
-        self._send(frame, deadline)
-        self._owed = True
-        answer = self._receive(deadline, type(request).__name__)
+        try:
+            self._send(self._frame_of(request), deadline)
+            self._owed = True
+            answer = self._receive(deadline, type(request).__name__)
+        except OutcomeUnknown as error:
+            if request.CODE not in READS:
+                raise
+            if self.refusal is not None:
+                raise self.refusal from error
+            raise WaitTimeout(f"{error}; it was to change nothing") from error
         self._owed = False
         self.used_at = time.monotonic()
         return answer
+
+    def _frame_of(self, request: Request) -> bytes:
+        """Raises ClientMistake where a value is not of the type that the wire has for it."""
+        try:
+            return self._codec.request(request)
+        except (struct.error, TypeError, AttributeError, OverflowError) as error:
+            given = {each.name: getattr(request, each.name) for each in fields(request)}  # type: ignore[arg-type]
+            kinds = ", ".join(f"{name}: {type(value).__name__}" for name, value in given.items())
+            text = f"{type(request).__name__}({kinds}): one of these is of a wrong type ({error})"
+            raise ClientMistake(text) from error
 
     def _value_of(self, answer: Answer) -> Any:
         """What was asked for. An eviction ends the session, and with it the exchange."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shmbroker.client.encoding import check_lists
 from shmbroker.client.route import Route
 from shmbroker.client.ticket import Share
 from shmbroker.errors import BufferFull, InvalidMessage
@@ -147,6 +148,7 @@ class Linger:
 
 def checked_size(messages: Sequence[bytes], headers: Any, ids: Any) -> int:
     """The bytes of these payloads. Raises InvalidMessage: what is wrong with one ticket must not harm the others."""
+    check_lists(messages, headers, ids)
     if isinstance(messages, str | bytes | bytearray | memoryview) or not messages:
         raise InvalidMessage("a batch is a list of payloads, at least one")
     size = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from shmbroker.client.lanes import Port
 from shmbroker.client.ticket import Answer, Reply
-from shmbroker.errors import ClientMistake, ErrorCode, InvalidOffset, NotFound
+from shmbroker.errors import ClientMistake, ErrorCode, InvalidOffset, NotFound, OutcomeUnknown, WaitTimeout
 from shmbroker.formats.lane import (
     FLAG_AUTOMATIC,
     REQUEST_DELETE_OFFSET,
@@ -48,6 +48,12 @@ def consumer_key(name: str | None, number: int | None, group: str | None) -> byt
     return name_key(kind, who)
 
 
+def check_offset(offset: int) -> None:
+    """Raises InvalidOffset for what is none."""
+    if not isinstance(offset, int) or not 0 <= offset <= U64_MAX:
+        raise InvalidOffset(f"offset: a number from 0 to 2^64 - 1, not {offset!r}")
+
+
 def ask(
     port: Port, origin: OffsetOrigin, log_id: int, kind: int, flags: int, argument: int, key: bytes, deadline: float
 ) -> Reply:
@@ -62,8 +68,7 @@ def ask_to_store(
     port: Port, origin: OffsetOrigin, log_id: int, key: bytes, offset: int, *, automatic: bool, deadline: float
 ) -> Reply:
     """As :func:`ask`. ``automatic``: never lowers what is stored, and is answered without waiting for its policy."""
-    if not 0 <= offset <= U64_MAX:
-        raise InvalidOffset(f"an offset is 0 to 2^64 - 1, not {offset}")
+    check_offset(offset)
     flags = FLAG_AUTOMATIC if automatic else 0
     return ask(port, origin, log_id, REQUEST_STORE_OFFSET, flags, offset, key, deadline)
 
@@ -73,6 +78,8 @@ def get_stored(port: Port, log_id: int, where: str, key: bytes, deadline: float)
     reply = ask(port, OffsetOrigin(0, where), log_id, REQUEST_GET_OFFSET, 0, 0, key, deadline)
     try:
         return reply.result(deadline - time.monotonic())
+    except OutcomeUnknown as error:  # it was to change nothing, so nothing is unknown
+        raise WaitTimeout(f"{where}: the stored offset was not told in time") from error
     except NotFound as error:
         if error.number != ErrorCode.CONSUMER_OFFSET_NOT_FOUND:
             raise

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from xxhash import xxh32_intdigest
 
 from shmbroker.client.connection import deadline_of
+from shmbroker.client.exchange import checked_seconds
 from shmbroker.client.lanes import Port
 from shmbroker.client.linger import Linger
 from shmbroker.client.route import IN_FLIGHT_MAX, Route
@@ -101,7 +102,7 @@ class Producer:
         Raises StillInFlight where the time ran out after sending (its ``ticket`` may settle yet), BufferFull where it
         ran out before, OutcomeUnknown where the worker died, and what the broker refused.
         """
-        seconds = self._timeout if timeout is None else timeout
+        seconds = self._timeout if timeout is None else checked_seconds(timeout)
         prompt = self._prompt.get(partition)
         if prompt is not None and headers is None and ids is None and key is None:
             sent = prompt.put_now(messages, True)
@@ -131,6 +132,8 @@ class Producer:
 
         With ``linger``, what is submitted within that time for the same partition shares a batch.
         """
+        if timeout is not None:
+            checked_seconds(timeout)
         prompt = self._prompt.get(partition)
         if prompt is not None and headers is None and ids is None and key is None:
             sent = prompt.put_now(messages, False)
@@ -254,6 +257,8 @@ class Producer:
             raise ClientMistake("the topic has no partitions", number=ErrorCode.PARTITION_NOT_FOUND)
         if key is None:
             return next(self._turn) % self.partition_count
+        if not isinstance(key, str | bytes | bytearray | memoryview):
+            raise ClientMistake(f"key: bytes or text, not {type(key).__name__}")
         bytes_of_key = key.encode() if isinstance(key, str) else key
         if not 1 <= len(bytes_of_key) <= MESSAGES_KEY_SIZE_MAX:
             raise InvalidMessage(
@@ -295,7 +300,11 @@ def _keep_heap() -> None:
 
 
 def _check_options(linger: float, batch_count: int, batch_size: int, max_in_flight: int) -> None:
-    if not 0 <= linger <= 3600:
+    options = {"batch_count": batch_count, "batch_size": batch_size, "max_in_flight": max_in_flight}
+    for name, value in options.items():
+        if not isinstance(value, int):
+            raise ClientMistake(f"{name}: a whole number, not {value!r}")
+    if not isinstance(linger, int | float) or not 0 <= linger <= 3600:
         raise ClientMistake(f"linger is 0 to 3,600 s, not {linger}")
     if not 1 <= batch_count <= BATCH_MESSAGE_COUNT_MAX:
         raise ClientMistake(f"batch_count is 1 to {BATCH_MESSAGE_COUNT_MAX}, not {batch_count}")

@@ -18,11 +18,11 @@ A control request's body is a JSON object with its name in ``op``. ``right`` num
     remove      {"log_ids": [...]}                                          -> {}
     purge       {"log_ids": [...]}                                          -> {"incarnations": {log_id: hex}}
     segments    {"log_id", "count"}                                         -> {"deleted": int}
-    attach      {"session", "lane_id", "descriptors": number, "semaphore": name or null}   fds: memfd [, bell]
+    attach      {"session", "lane_id", "descriptors": number, "bell": name or null}   fds: memfd [, bell]
     detach      {"session", "lane_id"}
     grant       {"session", "grants": [[log_id, rights], ...]}
     end         {"session"}                     all its lanes and watches
-    watch       {"session", "watch_id", "log_ids", "semaphore": name or null [, "descriptors": number]}
+    watch       {"session", "watch_id", "log_ids", "bell": name or null [, "descriptors": number]}
                                                 fds: the bell, where it has no name
     unwatch     {"session", "watch_id"}
     stats       {}                              -> {"worker": {...}, "partitions": [describe(), ...]}

@@ -18,6 +18,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from shmbroker.config import Config
 from shmbroker.core.changes import LogGone
 from shmbroker.core.model import Topic
 from shmbroker.core.options import TopicDefaults
-from shmbroker.errors import ShmbrokerError, Unavailable
+from shmbroker.errors import OutcomeUnknown, ShmbrokerError, Unavailable
 from shmbroker.formats.segment import LOG_SUFFIX
 from shmbroker.front.catalog_keeper import CatalogKeeper
 from shmbroker.front.catalog_store import CatalogStore
@@ -54,6 +55,8 @@ JOURNAL_PER_WORKER_MIN: Final = 4 * RING_SIZE_MIN
 CHUNK: Final = 16
 """Partitions that a worker creates or removes at a time: each costs it some synchronisations, and its other clients
 wait meanwhile."""
+DISCARD_WAIT_S: Final = 2.0
+"""For a worker that may be hanging, since a creation on it failed: it finds the request in its lane."""
 BACKLOG: Final = 128
 LOG: Final = logging.getLogger("shmbroker.front")
 
@@ -69,7 +72,7 @@ class Broker:
         self.instance = secrets.randbits(63) | 1
         """Of this run: what was poisoned in another run may be tried again."""
         self.started_us = time.time_ns() // 1000
-        self.any_user = config.local.any_user
+        self.started_s = time.monotonic()
         self.logs = Logs(places.runtime, worker_count, retention=config.retention.enabled)
         self.lanes = LaneTable()
         self.watches = WatchTable(f"{places.runtime}/{DOORBELLS_DIRECTORY}")
@@ -185,9 +188,10 @@ class Broker:
         least = self._worker_count * JOURNAL_PER_WORKER_MIN
         limit = self._config.partition.journal_memory_limit or (free + used) // JOURNAL_SHARE
         if limit < least or limit > free + used:
+            who = "1 worker needs" if self._worker_count == 1 else f"{self._worker_count} workers need"
             raise Unavailable(
                 f"runtime directory {self.places.runtime}: too small: its file system has {(free + used) // MIB} MiB"
-                f" for ring journals; {self._worker_count} workers need a journal_memory_limit from {least // MIB} MiB"
+                f" for ring journals; {who} a journal_memory_limit from {least // MIB} MiB"
                 f" to what is free, and it is {limit // MIB} MiB: make the file system larger, or set another limit"
             )
         return limit // self._worker_count
@@ -195,7 +199,7 @@ class Broker:
     def _listen(self) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         listener.bind(self.places.socket_path)
-        os.chmod(self.places.socket_path, 0o666 if self.any_user else 0o600)
+        os.chmod(self.places.socket_path, 0o600)
         listener.listen(BACKLOG)
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
         self._listener = listener
@@ -257,6 +261,20 @@ class Broker:
             self.logins.close()
         logging.getLogger("shmbroker").removeHandler(self.log_memory)
         return failures
+
+    def waited_for(self) -> list[str]:
+        """Who is not done with stopping, for people."""
+        parts = [worker.waited_for for worker in self.workers]
+        if self.gateway is not None:
+            parts.append(self.gateway.waited_for)
+        return [part for part in parts if part] or ["the catalog"]
+
+    def hurry(self) -> None:
+        """Kills what a stop still waits for."""
+        for worker in self.workers:
+            worker.hurry()
+        if self.gateway is not None:
+            self.gateway.hurry()
 
     async def abandon(self) -> None:
         """After a start that failed."""
@@ -325,7 +343,7 @@ class Broker:
                 session=watch.session,
                 watch_id=watch.watch_id,
                 log_ids=log_ids,
-                semaphore=name,
+                bell=name,
             )
         finally:
             if name is not None:
@@ -344,7 +362,11 @@ class Broker:
     async def create_logs(self, logs: list[Log]) -> None:
         """Makes and opens new partitions, durable before this returns; none of them is left where one fails."""
         try:
-            await asyncio.gather(*(self._create_on(worker, logs) for worker in {log.worker for log in logs}))
+            on_workers = (self._create_on(worker, logs) for worker in {log.worker for log in logs})
+            # All of them to their end: what one still creates would come after its removal.
+            for outcome in await asyncio.gather(*on_workers, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
         except BaseException:
             await self.discard_logs(logs)
             raise
@@ -362,18 +384,19 @@ class Broker:
         that holds a segment is not of this creation, since nobody was let in: it stays."""
         partitions = f"{self.places.data}/{PARTITIONS_DIRECTORY}"
         log_ids = [log.log_id for log in logs]
-        await self._remove_on_workers([n for n in log_ids if not _holds_segment(f"{partitions}/{n:020}")])
+        mine = [log_id for log_id in log_ids if not _holds_segment(f"{partitions}/{log_id:020}")]
+        await self._remove_on_workers(mine, DISCARD_WAIT_S)
         self.logs.forget(log_ids)
 
-    async def _remove_on_workers(self, log_ids: list[int]) -> list[int]:
-        """Has the files removed; those that are gone."""
+    async def _remove_on_workers(self, log_ids: list[int], timeout_s: float | None = None) -> list[int]:
+        """Has the files removed; those that are gone. A worker that hangs does it when it goes on."""
         gone: list[int] = []
         for worker, mine in self.logs.by_worker(log_ids).items():
             for start in range(0, len(mine), CHUNK):
                 part = mine[start : start + CHUNK]
                 try:
                     link = await self.workers[worker].running()
-                    await link.control("remove", log_ids=part)
+                    await link.control("remove", timeout_s=timeout_s, on_late=self._gone_late(part), log_ids=part)
                 except ShmbrokerError as error:
                     LOG.warning("logs %s are not removed yet: %s", part, error)
                 else:
@@ -382,7 +405,15 @@ class Broker:
 
     async def bury(self, log_ids: list[int]) -> None:
         """Removes the files of deleted partitions, and then tells the catalog that they are gone."""
-        gone = await self._remove_on_workers(log_ids)
+        for session in self.sessions.values():
+            if isinstance(session, LocalSession):
+                session.lose(log_ids)
+        await self._forget_gone(await self._remove_on_workers(log_ids))
+
+    def _gone_late(self, log_ids: list[int]) -> Callable[[Any], None]:
+        return lambda _: None if self.stopping else self.spawn(self._forget_gone(log_ids))
+
+    async def _forget_gone(self, gone: list[int]) -> None:
         self.logs.forget(gone)
         for log_id in gone:
             self.readers.forget(log_id)
@@ -397,20 +428,30 @@ class Broker:
         for log_id in log_ids:
             self.logs.get(log_id).options = options
         for worker, mine in self.logs.by_worker(log_ids).items():
-            with contextlib.suppress(Unavailable):  # One that is started again opens them with the new options.
+            try:
                 link = await self.workers[worker].running()
                 await link.control("update", log_ids=mine, options=options)
+            except Unavailable:
+                pass  # One that is started again opens them with the new options.
+            except OutcomeUnknown as error:  # It is in the worker's lane, and the catalog has it.
+                LOG.warning("the new options are for later: %s", error)
 
     async def purge_logs(self, log_ids: list[int]) -> None:
         """Empties them, each in a new incarnation (rule 14). Raises the first failure."""
         for worker, mine in self.logs.by_worker(log_ids).items():
             for start in range(0, len(mine), CHUNK):
                 link = await self.workers[worker].running()
-                answer = await link.control("purge", log_ids=mine[start : start + CHUNK])
-                for log_id, incarnation in answer["incarnations"].items():
-                    self.logs.get(int(log_id)).incarnation = incarnation
-                    self.readers.forget(int(log_id))
-                    self.senders[worker].offsets.forget_log(int(log_id))
+                part = mine[start : start + CHUNK]
+                self._purged(await link.control("purge", on_late=self._purged, log_ids=part))
+
+    def _purged(self, answer: dict[str, Any]) -> None:
+        for text, incarnation in answer["incarnations"].items():
+            log_id = int(text)
+            if log_id in self.logs:
+                log = self.logs.get(log_id)
+                log.incarnation = incarnation
+                self.readers.forget(log_id)
+                self.senders[log.worker].offsets.forget_log(log_id)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
     def session_ended(self, session: Session) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Final, Self
@@ -52,6 +53,7 @@ FORMAT_VERSION: Final = 2
 """1: without users. The steps from one to the next are in _STEPS."""
 APPLICATION_ID: Final = int.from_bytes(b"SHMB", "big")
 LOG_ID_FIRST: Final = 1
+PRIVATE_MODE: Final = 0o600
 _BUSY_TIMEOUT_S: Final = 5.0
 _REMEDY: Final = "Restore it from a backup, or start with another data directory; the partitions are untouched"
 
@@ -94,6 +96,18 @@ _USERS_TABLES: Final = frozenset({"account", "token"})
 """From format 2 on."""
 
 
+def _keep_private(path: str, *, make: bool) -> None:
+    """It holds hashes of passwords and tokens. SQLite gives the files beside it the mode of this one."""
+    try:
+        if make:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, PRIVATE_MODE))
+        for each in (path, f"{path}-wal", f"{path}-shm"):
+            if os.path.exists(each) and stat.S_IMODE(os.stat(each).st_mode) & 0o077:
+                os.chmod(each, PRIVATE_MODE)
+    except OSError as error:
+        raise DiskFailed(f"{path}: {error.strerror}") from error
+
+
 def _lost(path: str) -> InvalidConfiguration:
     """SQLite takes an empty file for a new database, and the file of a live one may be nearly empty: the rest is in the
     file beside it."""
@@ -119,6 +133,7 @@ class CatalogStore:
         is_new = not os.path.exists(path) or os.path.getsize(path) == 0
         if is_new and not may_make:
             raise _lost(path)
+        _keep_private(path, make=is_new)
         try:
             connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:

@@ -80,6 +80,19 @@ class GatewayProcess:
                 await self._ended.wait()
         self._listener.close()
 
+    @property
+    def waited_for(self) -> str:
+        """What is still to end of it, for people; empty where nothing is."""
+        if self.process is None or self._ended.is_set():
+            return ""
+        return f"the HTTP gateway (process {self.process.pid})"
+
+    def hurry(self) -> None:
+        """Ends it without waiting; it is not started again."""
+        if self.waited_for:
+            assert self.process is not None
+            self.process.kill()
+
     async def _keep(self) -> None:
         delay_s = RESTART_DELAY_S_MIN
         while True:

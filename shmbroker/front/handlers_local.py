@@ -59,12 +59,12 @@ async def open_lane(session: LocalSession, request: local.OpenLane) -> WithDescr
             lane.descriptors(),
             session=session.number,
             lane_id=lane.lane_id,
-            semaphore=lane.semaphore,
+            bell=lane.bell_name,
         )
     except BaseException:
         broker.lanes.drop(lane)
         raise
-    reply = local.OpenLaneReply(lane.lane_id, request.size, worker.doorbell_path, lane.semaphore)
+    reply = local.OpenLaneReply(lane.lane_id, request.size, worker.doorbell_path, lane.bell_name)
     return WithDescriptors(reply, lane.descriptors(), lane.close_descriptors)
 
 
@@ -99,7 +99,8 @@ async def open_partition(session: LocalSession, request: local.OpenPartition) ->
     rights = before | sum(RIGHTS[right] for right in request.rights)
     if rights != before and session.introduced.get(worker.number) == worker.generation:
         await link.control("grant", session=session.number, grants=[[log.log_id, rights]])
-    session.rights[log.log_id] = rights
+    if log.log_id in catalog.logs:  # else it was deleted meanwhile
+        session.rights[log.log_id] = rights
     state, reason = _state_of(broker, log)
     return local.OpenPartitionReply(
         log_id=log.log_id,
@@ -130,7 +131,7 @@ async def watch(session: LocalSession, request: local.Watch) -> WithDescriptors:
     except BaseException:
         broker.watches.remove(watch.watch_id, session.number)
         raise
-    return WithDescriptors(local.WatchReply(watch.watch_id, watch.semaphore), watch.descriptors(), lambda: None)
+    return WithDescriptors(local.WatchReply(watch.watch_id, watch.bell_name), watch.descriptors(), lambda: None)
 
 
 async def unwatch(session: LocalSession, request: local.Unwatch) -> local.Done:
@@ -213,7 +214,7 @@ def _broker_figures(broker: Broker) -> dict[str, Any]:
         "version": version("shmbroker"),
         "pid": os.getpid(),
         "instance": broker.instance,
-        "uptime_s": round(time.time() - broker.started_us / 1e6, 3),
+        "uptime_s": round(time.monotonic() - broker.started_s, 3),
         "data": broker.places.data,
         "runtime": broker.places.runtime,
         "processor_s": round(usage.ru_utime + usage.ru_stime, 3),

@@ -40,7 +40,7 @@ async def get_stats(session: Session, request: system.GetStats) -> system.StatsB
         memory_usage=sum(each.resident_size for each in processes),
         total_memory=os.sysconf("SC_PHYS_PAGES") * PAGE_SIZE_OF_MACHINE,
         available_memory=os.sysconf("SC_AVPHYS_PAGES") * PAGE_SIZE_OF_MACHINE,
-        run_time_us=time.time_ns() // 1000 - broker.started_us,
+        run_time_us=int((time.monotonic() - broker.started_s) * 1e6),
         start_time_us=broker.started_us,
         read_bytes=sum(each.read_size for each in processes),
         written_bytes=sum(each.written_size for each in processes),

@@ -15,9 +15,9 @@ from shmbroker.shm.region import Region
 
 
 class GrantedLane:
-    """One lane. ``semaphore`` is the completion bell's name, or None where it travels as a descriptor."""
+    """One lane. ``bell_name`` is the completion bell's name, or None where it travels as a descriptor."""
 
-    __slots__ = ("bell", "lane_id", "region", "semaphore", "session", "worker")
+    __slots__ = ("bell", "bell_name", "lane_id", "region", "session", "worker")
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class GrantedLane:
         worker: int,
         region: Region,
         bell: EventDoorbell | NamedDoorbell,
-        semaphore: str | None,
+        bell_name: str | None,
     ) -> None:
         self.lane_id = lane_id
         self.session = session
         self.worker = worker
         self.region = region
         self.bell = bell
-        self.semaphore = semaphore
+        self.bell_name = bell_name
 
     def descriptors(self) -> list[int]:
         """What travels beside the grant: the memory file, then the completion bell where it has no name."""
@@ -65,17 +65,17 @@ class LaneTable:
         lane_id = self._next_id
         region = create_lane(size, lane_id)
         bell: EventDoorbell | NamedDoorbell
-        semaphore: str | None = None
+        bell_name: str | None = None
         try:
             if event:
                 bell = EventDoorbell.create()
             else:
-                bell, semaphore = NamedDoorbell.create_named(prefix)
+                bell, bell_name = NamedDoorbell.create_named(prefix)
         except OSError:
             region.close()
             raise
         self._next_id += 1
-        lane = GrantedLane(lane_id, session, worker, region, bell, semaphore)
+        lane = GrantedLane(lane_id, session, worker, region, bell, bell_name)
         self._lanes[lane_id] = lane
         return lane
 

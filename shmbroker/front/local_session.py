@@ -1,7 +1,7 @@
 """The connection of a local client: a Unix socket, on which descriptors travel too.
 
-The peer is who the kernel says it is: only users in the broker's list get further than their first request, and the
-first request must be HELLO (or an Iggy ping). Lanes, watches and names of doorbells go with the socket.
+The peer is who the kernel says it is: only the broker's own user gets further than its first request, and the first
+request must be HELLO (or an Iggy ping). Lanes, watches and names of doorbells go with the socket.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 import struct
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from shmbroker.core.users import ROOT_ID
@@ -75,10 +76,18 @@ class LocalSession(Session):
 
     def check_peer(self, code: int) -> None:
         """The kernel says who it is; HELLO says that it speaks our version."""
-        if self.uid != os.getuid() and not self.broker.any_user:
-            raise Unauthorized(f"user {self.uid} may not use the broker of user {os.getuid()}")
+        if not self.is_owner:
+            raise Unauthorized(
+                f"user {self.uid} may not use the shared memory of user {os.getuid()}: connect over TCP, by"
+                " iggy://user:password@host:port (the broker serves it with `--tcp HOST:PORT`)"
+            )
         if not self.greeted and code not in BEFORE_HELLO:
             raise refusal(ErrorCode.UNAUTHENTICATED, "the first request must be HELLO")
+
+    def lose(self, log_ids: Iterable[int]) -> None:
+        """These logs are gone: the ids are never used again, and a session may live for years."""
+        for log_id in log_ids:
+            self.rights.pop(log_id, None)
 
     async def _send(self, answer: Answer) -> None:
         """All of it; the descriptors go with the first byte."""

@@ -10,6 +10,8 @@ connect; the password is that of a root user who was made now, or null. Then it 
 ``--parent-fd`` is a process descriptor of the parent, or the reading end of a pipe whose writing end is the parent's:
 when that ends, even by SIGKILL, the front stops as for SIGTERM.
 
+SIGTERM or SIGINT stops in order, saying every WAITED_S who is waited for; a second one kills what is left.
+
 Exit status: 0 after a stop in which everything committed was written, 1 otherwise, and where the broker does not start;
 the reason is one line on standard error.
 """
@@ -30,6 +32,7 @@ from typing import Any, Final
 
 import uvloop
 
+from shmbroker import crash_points
 from shmbroker.config import Config, load
 from shmbroker.core.users import ROOT_ID
 from shmbroker.errors import ShmbrokerError
@@ -40,7 +43,49 @@ from shmbroker.front.places import Places
 
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
+WAITED_S: Final = 5.0
+"""Between two words about who holds up the stop; and what a killed process, or a disk, gets to end."""
 LOG: Final = logging.getLogger("shmbroker.front")
+
+
+class StopSignals:
+    """What SIGTERM and SIGINT do: the first asks for a stop in order, the second ends it."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
+        self._loop = asyncio.get_running_loop()
+        self.broker: Broker | None = None
+        self._is_second = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        if not self._stop.is_set():
+            self._stop.set()
+        elif not self._is_second and self.broker is not None:
+            self._is_second = True
+            LOG.error("told to stop twice: killing %s", ", ".join(self.broker.waited_for()))
+            self.broker.hurry()
+            self._loop.call_later(WAITED_S, _leave)
+
+    @property
+    def failures(self) -> list[str]:
+        """Of a stop that was cut short."""
+        return ["the stop was cut short by a second signal"] if self._is_second else []
+
+
+def _leave() -> None:
+    """What still holds us up cannot be killed: a disk that does not answer."""
+    LOG.error("leaving with work under way, as after SIGKILL")
+    os._exit(EXIT_FAILED)
+
+
+async def _stop(broker: Broker) -> list[str]:
+    """The stop in order, which says whom it waits for."""
+    stopping = asyncio.ensure_future(broker.stop())
+    while not (await asyncio.wait({stopping}, timeout=WAITED_S))[0]:
+        LOG.warning("stopping: still waiting for %s; a second signal kills it", ", ".join(broker.waited_for()))
+    return stopping.result()
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -78,6 +123,7 @@ def serve(
 
     Raises what keeps it from starting: Unavailable, InvalidConfiguration, Corrupt, DiskFailed, NoSpace.
     """
+    crash_points.check()
     _raise_descriptor_limit()
     if config.http.enabled:
         check_installed()
@@ -110,11 +156,10 @@ async def _serve(
     """Start to stop; what of the final flush failed."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    signals = StopSignals(stop)
     if parent_fd is not None:
         loop.add_reader(parent_fd, _parent_ended, loop, parent_fd, stop)
-    broker = Broker(places, config, root)
+    broker = signals.broker = Broker(places, config, root)
     starting = asyncio.ensure_future(broker.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -133,7 +178,7 @@ async def _serve(
             on_ready()
         await stopping
         LOG.info("stopping: writing what is committed")
-        return await broker.stop()
+        return await _stop(broker) + signals.failures
     finally:
         stopping.cancel()
 

@@ -22,12 +22,12 @@ from typing import Final
 from xxhash import xxh3_64_hexdigest
 
 from shmbroker.errors import InvalidConfiguration, Unavailable
+from shmbroker.paths import RUNTIME_NAME_FILE, default_runtime
 from shmbroker.shm.doorbell import NAMES_DIRECTORY, sweep_names
 from shmbroker.shm.liveness import FileLock
 from shmbroker.storage.runtime import LOGS_DIRECTORY, parse_name
 
 BROKER_LOCK: Final = "broker.lock"
-RUNTIME_NAME_FILE: Final = "runtime"
 SOCKET_NAME: Final = "broker.sock"
 DOORBELLS_DIRECTORY: Final = "doorbells"
 PARTITIONS_DIRECTORY: Final = "partitions"
@@ -36,11 +36,6 @@ WORKER_LOCK_WAIT_S: Final = 30.0
 SOCKET_PATH_SIZE_MAX: Final = 107
 """Of sun_path, without its end."""
 PRIVATE_MODE: Final = 0o700
-
-
-def default_runtime(data: str) -> str:
-    """The runtime directory of a data directory that was not given one. ``data`` may be relative."""
-    return f"{NAMES_DIRECTORY}/shmbroker-{os.getuid()}-{xxh3_64_hexdigest(os.path.realpath(data).encode())}"
 
 
 class Places:
@@ -142,6 +137,7 @@ class Places:
         path = f"{self.data}/{RUNTIME_NAME_FILE}"
         temporary = f"{path}.new"
         try:
+            Path(temporary).unlink(missing_ok=True)  # it may be no file
             Path(temporary).write_text(self.runtime + "\n", encoding="utf-8")
             os.rename(temporary, path)
         except OSError as error:

@@ -224,7 +224,7 @@ class Sender:
             self._lane = lane
         try:
             await link.control(
-                "attach", [lane.region.fd, lane.bell.fd], session=FRONT_SESSION, lane_id=lane.lane_id, semaphore=None
+                "attach", [lane.region.fd, lane.bell.fd], session=FRONT_SESSION, lane_id=lane.lane_id, bell=None
             )
         except BaseException:
             self._forget(lane)

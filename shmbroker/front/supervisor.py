@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -134,7 +135,7 @@ class Worker:
             link = await self.running()
             run = self.run
             self._stopping = True
-            answer = await link.control("stop")
+            answer = await link.control("stop", timeout_s=math.inf)
             failures: list[str] = answer["failures"]
             assert run is not None
             await run.ended.wait()
@@ -145,6 +146,20 @@ class Worker:
         self._stopping = True
         await self.kill()
         return failures
+
+    @property
+    def waited_for(self) -> str:
+        """What is still to end of it, for people; empty where nothing is."""
+        if self.run is None or self.run.ended.is_set():
+            return ""
+        return f"worker {self.number} (process {self.run.process.pid})"
+
+    def hurry(self) -> None:
+        """Ends it without waiting, whatever it is doing; it is not started again."""
+        self._stopping = True
+        if self.waited_for:
+            assert self.run is not None
+            self.run.process.kill()
 
     async def kill(self) -> None:
         """Ends it now, if it lives. Its pipe ends with us in any case."""
@@ -201,14 +216,13 @@ class Worker:
         """An empty request too: its answer says that the worker holds its lock and serves."""
         entries = list(self._owner.partitions_of(self.number))
         for start in range(0, max(1, len(entries)), OPEN_CHUNK):
-            answer = await link.control("open", partitions=entries[start : start + OPEN_CHUNK])
+            answer = await link.control("open", timeout_s=math.inf, partitions=entries[start : start + OPEN_CHUNK])
             self._owner.opened(self.number, answer["partitions"])
 
     def _spawn(self) -> WorkerRun:
         self.generation += 1
         settings = self._settings
         places = settings.places
-        prefix = f"{places.prefix}w{self.number}-"
         if self.doorbell_path:
             with suppress(FileNotFoundError):
                 os.unlink(self.doorbell_path)
@@ -231,7 +245,6 @@ class Worker:
         texts = {
             "--data": places.data,
             "--runtime": places.runtime,
-            "--prefix": prefix,
             "--doorbell": self.doorbell_path,
         }
         arguments = [f"{name}={value}" for name, value in {**numbers, **texts}.items()]
@@ -248,7 +261,7 @@ class Worker:
             os.close(pipe_read)
             region.close_descriptor()
             completion.close_descriptor()
-        link = WorkerLink(region, doorbell, completion, front_end, self._notice)
+        link = WorkerLink(self.number, region, doorbell, completion, front_end, self._notice)
         return WorkerRun(process, link, pipe_write)
 
     def _environment(self) -> dict[str, str]:

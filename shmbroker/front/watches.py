@@ -14,9 +14,9 @@ from shmbroker.shm.doorbell import EventDoorbell, NamedDoorbell, path_of, unlink
 
 
 class Watch:
-    """One watch. ``semaphore`` is the name for the client, until it confirms; None where the bell is a descriptor."""
+    """One watch. ``bell_name`` is the name for the client, until it confirms; None where the bell is a descriptor."""
 
-    __slots__ = ("bell", "link_path", "log_ids", "semaphore", "session", "watch_id")
+    __slots__ = ("bell", "bell_name", "link_path", "log_ids", "session", "watch_id")
 
     def __init__(
         self,
@@ -24,14 +24,14 @@ class Watch:
         session: int,
         log_ids: tuple[int, ...],
         bell: EventDoorbell | NamedDoorbell,
-        semaphore: str | None,
+        bell_name: str | None,
         link_path: str | None,
     ) -> None:
         self.watch_id = watch_id
         self.session = session
         self.log_ids = log_ids
         self.bell = bell
-        self.semaphore = semaphore
+        self.bell_name = bell_name
         self.link_path = link_path
 
     def descriptors(self) -> list[int]:

@@ -3,6 +3,9 @@
 A control request is answered by the link (formats.link); a request about a log, which is what any client could send,
 by a completion. Both are matched by the request number, which the two kinds share. When the worker dies every request
 under way gets Unavailable, and the object is never used again: the next run has another.
+
+Nobody waits for a worker that hangs longer than CONTROL_WAIT_S. What was asked of it stays in its lane, so it may be
+carried out yet: whoever keeps books about it is told by ``on_late``.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from shmbroker.errors import ErrorCode, NotAccepted, ShmbrokerError, Unavailable, error_from
+from shmbroker.errors import ErrorCode, NotAccepted, OutcomeUnknown, ShmbrokerError, Unavailable, error_from
 from shmbroker.formats.lane import REQUEST_CONTROL
 from shmbroker.formats.link import PACKET, PACKET_SIZE, PACKET_TEXT_SIZE_MAX
 from shmbroker.shm.doorbell import Doorbell, EventDoorbell
@@ -21,6 +24,9 @@ from shmbroker.shm.lane import LaneClient
 from shmbroker.shm.region import Region
 
 CONTROL_LANE_SIZE: Final = 1 << 20
+CONTROL_WAIT_S: Final = 20.0
+CHANGES: Final = frozenset({"open", "update", "remove", "purge", "segments"})
+"""Of these a caller that gives up has to know that they may be carried out yet."""
 DESCRIPTOR_SENDS_MAX: Final = 16
 """Packets with descriptors that wait in the socket: it must never be full."""
 
@@ -30,12 +36,14 @@ class WorkerLink:
 
     def __init__(
         self,
+        worker: int,
         region: Region,
         doorbell: Doorbell,
         completion: EventDoorbell,
         link: socket.socket,
         on_notice: Callable[[dict[str, Any]], None],
     ) -> None:
+        self._worker = worker
         self._region = region
         self._lane = LaneClient(region, doorbell)
         self._doorbell = doorbell
@@ -50,24 +58,68 @@ class WorkerLink:
         self._text: dict[int, list[bytes]] = {}
         self._room = asyncio.Event()
         self._sends = asyncio.Semaphore(DESCRIPTOR_SENDS_MAX)
+        self._under_way: set[asyncio.Task[dict[str, Any]]] = set()
         self._dead: Unavailable | None = None
         link.setblocking(False)
         self._loop.add_reader(link.fileno(), self._read_link)
         self._loop.add_reader(completion.fileno(), self._read_completions)
 
-    async def control(self, op: str, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
-        """One control request; ``fds`` travel before it. Raises what the worker says, Unavailable when it dies."""
+    async def control(
+        self,
+        op: str,
+        fds: Sequence[int] = (),
+        *,
+        timeout_s: float | None = None,
+        on_late: Callable[[dict[str, Any]], None] | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """One control request; ``fds`` travel before it. Raises what the worker says, Unavailable when it dies.
+
+        ``timeout_s``: None is CONTROL_WAIT_S. After it, OutcomeUnknown for what changes something, else Unavailable;
+        ``on_late`` is called with an answer that comes afterwards.
+        """
+        wait_s = CONTROL_WAIT_S if timeout_s is None else timeout_s
         if fds:
-            async with self._sends:
-                self._descriptors += 1
-                packet = PACKET.pack(self._descriptors, 0, 0)
-                self._check_alive()
-                try:
-                    socket.send_fds(self._link, [packet], list(fds))
-                except OSError as error:
-                    raise self._gone(str(error)) from error
-                return await self._control({"op": op, "descriptors": self._descriptors, **fields})
-        return await self._control({"op": op, **fields})
+            try:
+                await asyncio.wait_for(self._sends.acquire(), wait_s)
+            except TimeoutError:
+                raise self._silent(op, wait_s) from None
+            try:
+                # Now, and not when there is room for the request: the caller may close them once we gave up.
+                fields["descriptors"] = self._send_descriptors(fds)
+            except BaseException:
+                self._sends.release()
+                raise
+        task = self._loop.create_task(self._control({"op": op, **fields}))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        if fds:
+            task.add_done_callback(lambda _: self._sends.release())
+        is_done: set[asyncio.Task[dict[str, Any]]] = set()
+        try:
+            is_done, _ = await asyncio.wait({task}, timeout=wait_s)
+        finally:
+            if not is_done:
+                task.add_done_callback(lambda task: _take_late(task, on_late))
+        if not is_done:
+            raise self._silent(op, wait_s)
+        return task.result()
+
+    def _send_descriptors(self, fds: Sequence[int]) -> int:
+        """The number by which a request names them."""
+        self._check_alive()
+        self._descriptors += 1
+        try:
+            socket.send_fds(self._link, [PACKET.pack(self._descriptors, 0, 0)], list(fds))
+        except OSError as error:
+            raise self._gone(str(error)) from error
+        return self._descriptors
+
+    def _silent(self, op: str, wait_s: float) -> ShmbrokerError:
+        text = f"worker {self._worker} has not answered {op!r} for {wait_s:g} s: it hangs, or its disk does"
+        if op in CHANGES:
+            return OutcomeUnknown(f"{text}. Whether it is carried out is unknown: look before you repeat it")
+        return Unavailable(text, number=ErrorCode.WORKER_UNAVAILABLE)
 
     async def _control(self, request: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(request, separators=(",", ":")).encode()
@@ -167,6 +219,12 @@ class WorkerLink:
         self._completion.close()
         self._lane.close()
         self._doorbell.close()
+
+
+def _take_late(task: asyncio.Task[dict[str, Any]], on_late: Callable[[dict[str, Any]], None] | None) -> None:
+    """Nobody waits any more: an error is for nobody, an answer for whoever keeps books."""
+    if not task.cancelled() and task.exception() is None and on_late is not None:
+        on_late(task.result())
 
 
 def _error_of(status: int, text: str) -> ShmbrokerError:

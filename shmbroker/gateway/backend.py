@@ -22,6 +22,7 @@ from importlib.metadata import version
 from typing import Any, Final, TypeVar
 
 from shmbroker.client.connection import Connection
+from shmbroker.client.exchange import READS
 from shmbroker.client.lanes import Port
 from shmbroker.errors import (
     BrokerGone,
@@ -167,6 +168,8 @@ def _as_user(connection: Connection, user: Identity, request: Request, deadline:
     except WaitTimeout:
         raise
     except OutcomeUnknown as error:
+        if request.CODE in READS:
+            raise WaitTimeout(f"{type(request).__name__}: no reply from the broker in time") from error
         raise OutcomeUnknown(f"{type(request).__name__}: no reply from the broker in time") from error
     value = decode_reply(request.CODE, b64decode(reply.body))
     if isinstance(value, ErrorCode):

@@ -47,7 +47,7 @@ class FileLock:
         naming the holder where it is held, and the reason where the file cannot be opened.
         """
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             raise Unavailable(f"{path}: cannot open the lock file: {error.strerror}") from error
         deadline_s = time.monotonic() + timeout_s
@@ -66,7 +66,7 @@ class FileLock:
     def is_free(path: str) -> bool:
         """Whether nobody holds it at this moment. True where there is no such file."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return True
         try:
@@ -78,7 +78,7 @@ class FileLock:
     def wait_free(path: str, timeout_s: float) -> bool:
         """Waits until nobody holds it, at most ``timeout_s``. False where the time ran out."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return True
         deadline_s = time.monotonic() + timeout_s

@@ -32,6 +32,7 @@ from typing import Final, Protocol
 
 from shmbroker.errors import DiskFailed, NoSpace
 from shmbroker.limits import PAGE_SIZE
+from shmbroker.paths import open_file
 
 NO_SPACE_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """EFBIG is a quota too: RLIMIT_FSIZE, or the largest file of the file system."""
@@ -321,7 +322,7 @@ class FileDisk:
     def open(self, path: str, *, direct: bool = True) -> RealFile:
         direct = direct and self.direct(os.path.dirname(path))
         with _named("open", path):
-            fd = os.open(path, self._access | os.O_CLOEXEC)
+            fd = open_file(path, self._access)
         return self.FILE_KIND(path, fd, direct)
 
     def exists(self, path: str) -> bool:

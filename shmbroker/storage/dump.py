@@ -32,6 +32,9 @@ def dump(path: str, *, lines_max: int = LINES_MAX_DEFAULT) -> Iterator[str]:
             names.sort()
             for name in sorted(files):
                 whole = os.path.join(directory, name)
+                if not os.path.isfile(whole):
+                    yield f"{whole}: is not a file: it is passed over"
+                    continue
                 if _dumper_of(whole, map_file(whole)) is not None:
                     yield f"{whole}:"
                     yield from ("  " + line for line in _dump_file(whole, lines_max))

@@ -34,6 +34,7 @@ from shmbroker.formats.segment import (
 from shmbroker.formats.superblock import FILE_NAME as SUPERBLOCK_NAME
 from shmbroker.formats.superblock import SUPERBLOCK_SIZE, Superblock, newest
 from shmbroker.limits import PAGE_SIZE
+from shmbroker.paths import default_runtime, open_file, read_runtime_name
 from shmbroker.storage.disk import Disk
 from shmbroker.storage.examination import examine, reader_of
 from shmbroker.storage.index import index_is_whole
@@ -43,7 +44,6 @@ from shmbroker.storage.runtime import LOGS_DIRECTORY, Runtime, RuntimeDirectory
 from shmbroker.storage.scan import FAULT_END, Scan, scan
 
 PARTITIONS_DIRECTORY: Final = "partitions"
-RUNTIME_NAME_FILE: Final = "runtime"
 LOCK_SUFFIX: Final = ".lock"
 INCARNATION_NAME_SIZE: Final = 32
 
@@ -153,7 +153,7 @@ def stopped(data_directory: str) -> Iterator[None]:
     with ExitStack() as stack:
         names = [name for name in os.listdir(data_directory) if name.endswith(LOCK_SUFFIX)]
         for name in sorted(names):
-            file = stack.enter_context(open(f"{data_directory}/{name}", "rb"))
+            file = stack.enter_context(os.fdopen(open_file(f"{data_directory}/{name}", os.O_RDONLY), "rb"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -162,14 +162,13 @@ def stopped(data_directory: str) -> Iterator[None]:
 
 
 def runtime_of(data_directory: str) -> Runtime:
-    """The runtime directory that this data directory names; an empty one where it is gone."""
+    """The runtime directory that this data directory names, else the one that it has by default: without the ring the
+    newest of a replicated log would be missed. An empty one where that is gone. Raises DiskFailed."""
     try:
-        with open(f"{data_directory}/{RUNTIME_NAME_FILE}", encoding="utf-8") as file:
-            path = file.read().strip()
-        is_there = bool(path) and os.path.isdir(f"{path}/{LOGS_DIRECTORY}")
+        path = read_runtime_name(data_directory)
     except (FileNotFoundError, ValueError):  # a file of this name that is damaged names nothing
-        return NoRuntime()
-    return RuntimeDirectory(path) if is_there else NoRuntime()
+        path = default_runtime(data_directory)
+    return RuntimeDirectory(path) if os.path.isdir(f"{path}/{LOGS_DIRECTORY}") else NoRuntime()
 
 
 def verify(disk: Disk, directory: str) -> Iterator[PartitionReport]:

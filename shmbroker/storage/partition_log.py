@@ -17,6 +17,7 @@ stamped and with its checksum: until then nothing of the record is a record (see
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from struct import Struct
 from typing import Final
@@ -38,7 +39,7 @@ from shmbroker.formats.batch import (
 )
 from shmbroker.formats.control import COUNTER, WORD_OVERWRITE_END, State
 from shmbroker.formats.lane import FLAG_DUPLICATE
-from shmbroker.limits import BATCH_MESSAGE_COUNT_MAX, BATCH_SIZE_MAX
+from shmbroker.limits import BATCH_MESSAGE_COUNT_MAX, BATCH_SIZE_MAX, RETENTION_PASS_S, RETENTION_SEGMENTS_PER_STEP
 from shmbroker.storage.deduplication import Verdict
 from shmbroker.storage.journal import ZEROS, JournalBudget
 from shmbroker.storage.log_core import LogOptions
@@ -241,8 +242,17 @@ class PartitionLog(LogLife):
                 size_max=options.size_max, segment_size=options.segment_size,
                 lowest_stored_offset=self.offsets.lowest(),
             )  # fmt: skip
-            self.delete_segments(count)
+            self._delete_in_steps(count)
         self._count_retained()
+
+    def _delete_in_steps(self, count: int) -> None:
+        """As many of them as RETENTION_PASS_S lets; at least one step, however slow the disk. The rest is for the next
+        pass."""
+        end_s = time.monotonic() + RETENTION_PASS_S
+        while count > 0 and (gone := self.delete_segments(min(count, RETENTION_SEGMENTS_PER_STEP))):
+            count -= gone
+            if time.monotonic() >= end_s:
+                return
 
     def delete_segments(self, count: int) -> int:
         """Deletes up to ``count`` of the oldest sealed segments, durably; how many went. The newest never goes."""

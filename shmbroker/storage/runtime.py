@@ -23,6 +23,7 @@ from uuid import UUID
 from shmbroker.errors import DiskFailed, NoSpace
 from shmbroker.formats.control import CONTROL_SIZE
 from shmbroker.limits import PAGE_SIZE
+from shmbroker.paths import open_file
 from shmbroker.storage.disk import DIRECTORY_MODE, FILE_MODE, NO_SPACE_ERRORS
 
 LOGS_DIRECTORY: Final = "logs"
@@ -175,7 +176,7 @@ class RuntimeDirectory:
     def _open(self, name: str) -> memoryview | None:
         path = os.path.join(self.directory, name)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = open_file(path, os.O_RDWR)
         except FileNotFoundError:
             return None
         try:

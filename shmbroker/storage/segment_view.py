@@ -23,6 +23,7 @@ from shmbroker.formats import index as index_format
 from shmbroker.formats import segment as segment_format
 from shmbroker.formats.segment import DATA_POSITION, Seal, SegmentHeader, index_name, log_name
 from shmbroker.limits import KIB, PAGE_SIZE
+from shmbroker.paths import open_file
 
 COLUMN_OFFSET: Final = 0
 COLUMN_TIMESTAMP: Final = 1
@@ -34,8 +35,9 @@ REMEDY: Final = "Stop the broker and run `shmbroker log verify`"
 
 
 def map_file(path: str) -> memoryview:
-    """The whole file as it is now, read-only; empty where the file is. Raises FileNotFoundError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """The whole file as it is now, read-only; empty where the file is. Raises FileNotFoundError, and DiskFailed where
+    it is no file."""
+    fd = open_file(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
         return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
@@ -125,7 +127,8 @@ class SegmentView:
         Read, not mapped: 128 KiB for the largest segment, and an index may be made anew.
         """
         try:
-            with open(os.path.join(self.directory, index_name(self.base_offset)), "rb") as file:
+            path = os.path.join(self.directory, index_name(self.base_offset))
+            with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
                 contents = file.read()
         except FileNotFoundError:
             contents = b""

@@ -109,7 +109,7 @@ class Hello(JsonBody):
 @dataclass(frozen=True, slots=True)
 class HelloReply(JsonBody):
     """``data``, ``runtime``: directories. ``instance``: number of this start of the broker. ``prefix``: how the names
-    of semaphores of this connection begin; what is left of them is swept when it closes. ``tcp``: HOST:PORT where the
+    of the bells of this connection begin; what is left of them is swept when it closes. ``tcp``: HOST:PORT where the
     binary protocol is served; empty where it is not."""
 
     version: str
@@ -132,7 +132,7 @@ class OpenLane(JsonBody):
 
 @dataclass(frozen=True, slots=True)
 class OpenLaneReply(JsonBody):
-    """``doorbell``: path of the worker's doorbell. ``completion``: name of the semaphore that completions ring, or None
+    """``doorbell``: path of the worker's doorbell. ``completion``: name of the bell that completions ring, or None
     where it is an eventfd. Descriptors beside it: the lane's memory file, then the eventfd if there is one."""
 
     lane_id: int
@@ -143,7 +143,7 @@ class OpenLaneReply(JsonBody):
 
 @dataclass(frozen=True, slots=True)
 class Confirm(JsonBody):
-    """The client has opened these semaphores: the front unlinks their names."""
+    """The client has opened these bells: the front unlinks their names."""
 
     CODE: ClassVar[int] = LocalCode.CONFIRM
     names: list[str]
@@ -208,10 +208,10 @@ class Watch(JsonBody):
 
 @dataclass(frozen=True, slots=True)
 class WatchReply(JsonBody):
-    """``semaphore``: name, or None where it is an eventfd, whose descriptor travels beside."""
+    """``bell``: name, or None where it is an eventfd, whose descriptor travels beside."""
 
     watch_id: int
-    semaphore: str | None
+    bell: str | None
 
 
 @dataclass(frozen=True, slots=True)

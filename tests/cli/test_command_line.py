@@ -375,3 +375,57 @@ def test_an_interrupt_before_a_command_has_begun_ends_without_a_word(
         main.main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "")
+
+
+# --- names that are unusual, and what is not there --------------------------------------------------------------------
+
+HOSTILE = "a\x1b[2Jb\nc\x9b\x7f"
+
+
+def test_control_characters_in_names_are_shown_and_not_obeyed(run: Run) -> None:
+    assert "\x1b" not in run("stream", "create", HOSTILE).stdout
+    shown = run("stream", "list").stdout
+    assert r"a\x1b[2Jb\nc\x9b\x7f" in shown
+    assert not any(character in shown for character in "\x1b\x9b\x7f")
+    as_json = run("stream", "list", "--json").stdout
+    assert not any(character in as_json for character in "\x1b\x9b\x7f")
+    assert HOSTILE in [stream["name"] for stream in json.loads(as_json)]
+    missing = run("topic", "list", HOSTILE + "!", status=1)
+    assert "\x1b" not in missing.stderr
+    assert len(missing.stderr.splitlines()) == 1
+    run("stream", "delete", HOSTILE)
+
+
+def test_a_name_of_digits_is_warned_of(run: Run, topic: tuple[str, str]) -> None:
+    stream, _ = topic
+    for words in (
+        ("stream", "create", "123123"),
+        ("topic", "create", stream, "123", "1", "none"),
+        ("consumer-group", "create", stream, "topic", "123"),
+    ):
+        result = run(*words)
+        assert "not by its name" in " ".join(result.stderr.split()), words
+    assert not run("stream", "create", "x123").stderr
+
+
+def test_each_kind_that_is_not_there_is_looked_for_where_it_is(run: Run, topic: tuple[str, str]) -> None:
+    stream, _ = topic
+    offset = run("consumer-offset", "get", "nobody", stream, "topic", "0", status=1).stderr
+    assert "stream list" not in offset
+    assert "stream list" in run("topic", "list", "missing", status=1).stderr
+    assert "topic list" in run("topic", "get", stream, "missing", status=1).stderr
+    assert "consumer-group list" in run("consumer-group", "get", stream, "topic", "missing", status=1).stderr
+
+
+def test_an_interrupt_while_the_rest_is_imported_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise SystemError\n")
+    result = subprocess.run(
+        [sys.executable, "-c", "from shmbroker.cli.entry import main; main()", "--version"],
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert result.returncode == 130
+    assert result.stderr == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,28 @@ def test_what_is_not_ours_is_one_line(tmp_path: Path, command: str) -> None:
     refused = run("log", command, target, status=1)
     assert refused.stderr.startswith("error: ")
     assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["runtime", "worker-0.lock", "log", "index", "superblock"])
+def test_a_fifo_in_place_of_a_file_holds_nobody_up(data: Path, what: str) -> None:
+    path = data / what
+    if "." not in what and what != "runtime":
+        segment = segment_of(data, 0)
+        path = {"log": segment, "index": segment.with_suffix(".index")}.get(what, segment.parent.parent / what)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    for verb in ("verify", "repair"):
+        result = run("log", verb, data, status=1)
+        assert f"{path}: is a FIFO, not a file" in " ".join(result.output.split()), result.output
+    if what != "runtime":
+        return
+    result = run("stream", "list", "--data", data, status=1)
+    assert "is a FIFO" in " ".join(result.output.split())
+
+
+def test_dump_says_what_is_no_file(data: Path) -> None:
+    path = segment_of(data, 0)
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path}: is not a file" in run("log", "dump", data).output
+    assert "is a FIFO" in run("log", "dump", path, status=1).output

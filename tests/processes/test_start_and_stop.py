@@ -12,8 +12,11 @@ import pytest
 
 from shmbroker.errors import ShmbrokerError
 from shmbroker.front.places import default_runtime
+from shmbroker.shm.liveness import FileLock
+from shmbroker.storage.disk import FileDisk
+from shmbroker.storage.inspect import verify
 
-from .conftest import Start
+from .conftest import WAIT_S, Start
 
 
 def refusal_of(broker: object) -> str:
@@ -183,3 +186,27 @@ def test_a_creation_that_fails_removes_only_what_it_made(start: Start, data: Pat
         assert [path.name for path in (data / "partitions").iterdir()] == [f"{2:020}"]
         client.create_topic("s", "t", partitions=3)
     assert broker.stop() == 0
+
+
+def test_a_replicated_log_is_verified_with_its_ring_though_nothing_names_it(start: Start, data: Path) -> None:
+    """After SIGKILL what was acknowledged is in the runtime directory alone."""
+    broker = start().ready()
+    with broker.connect() as client:
+        client.create_stream("s")
+        client.create_topic("s", "t")
+        with client.producer("s", "t") as producer:
+            producer.send([b"only in the ring"])
+        broker.kill_everything()
+    for lock in data.glob("worker-*.lock"):
+        assert FileLock.wait_free(str(lock), WAIT_S)
+    disk = FileDisk(read_only=True)
+    named = list(verify(disk, str(data)))
+    (data / "runtime").unlink()
+    assert list(verify(disk, str(data))) == named
+    (data / "runtime").write_bytes(b"\xff\0")
+    assert list(verify(disk, str(data))) == named
+    runtime = Path(default_runtime(str(data)))
+    aside = runtime.rename(f"{runtime}-aside")
+    without = list(verify(disk, str(data)))
+    aside.rename(runtime)
+    assert without != named, "the ring tells what the files do not"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -16,7 +17,7 @@ from shmbroker.formats import control as words
 from shmbroker.formats.batch import HEADER_SIZE, KIND_FILLER, pack_header, unpack_header
 from shmbroker.formats.control import State
 from shmbroker.formats.offsets import KEY_CONSUMER, number_key
-from shmbroker.limits import ALLOCATION_STEP_MIN, PAGE_SIZE, RING_SIZE_LARGE_RECORD
+from shmbroker.limits import ALLOCATION_STEP_MIN, PAGE_SIZE, RETENTION_SEGMENTS_PER_STEP, RING_SIZE_LARGE_RECORD
 from shmbroker.storage.disk import FileDisk
 from shmbroker.storage.journal import JournalBudget
 from shmbroker.storage.log_core import LogOptions
@@ -485,3 +486,20 @@ def test_rule_08_the_mark_of_a_replicated_log_moves_with_the_steps_of_its_alloca
     assert again.control[words.WORD_DURABLE_POSITION] >= durable
     assert len(read_files(nothing)) == log.control[words.WORD_DURABLE_OFFSET]
     again.abandon()
+
+
+@pytest.mark.parametrize(("second_of_a_step", "passes"), [(0.0, 1), (1.0, 3)])
+def test_retention_keeps_up_with_small_segments_within_the_time_of_a_pass(
+    monkeypatch: pytest.MonkeyPatch, second_of_a_step: float, passes: int
+) -> None:
+    """Full speed makes hundreds of segments a second; a slow disk must not hold the worker up for all of them."""
+    _, _, log = new_world(segment_size=8192, message_expiry_us=1_000)
+    while len(log.segments.deletable()) < 2 * RETENTION_SEGMENTS_PER_STEP + 1:
+        append(log, [bytes(3000)], now_us=2_000_000)
+        finish_pass(log)
+    clock = itertools.count(step=second_of_a_step)
+    monkeypatch.setattr("shmbroker.storage.partition_log.time.monotonic", lambda: next(clock))
+    for number in range(passes):
+        assert log.segments.deletable(), number
+        log.maintain(3_000_000 + number)
+    assert not log.segments.deletable()

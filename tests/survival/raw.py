@@ -172,7 +172,7 @@ def hoard(data: str) -> None:
 
 
 def linger_unconfirmed(data: str) -> None:
-    """Was granted a lane whose semaphore it never opened: a name is left in /dev/shm."""
+    """Was granted a lane whose bell it never opened: a name is left in /dev/shm."""
     connection = Connection(data, version=version("shmbroker"), timeout=WAIT_S)
     reply, _ = connection.call(local.OpenLane(0, LANE_SIZE, False), deadline_of(WAIT_S))
     say(reply.completion)
