@@ -429,7 +429,7 @@ def test_a_database_in_use_is_unavailable(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DiskFailed, match="unable to open"):
+    with pytest.raises(DiskFailed, match="No such file"):
         CatalogStore.open(str(tmp_path / "nowhere"))
 
 
