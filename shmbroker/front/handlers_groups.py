@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shmbroker.core.model import Group, Topic
-from shmbroker.errors import ClientMistake, NotFound
+from shmbroker.errors import ClientMistake, NotFound, PartitionPoisoned, PartitionRefused, ShmbrokerError, Unavailable
 from shmbroker.formats.lane import FLAG_AUTOMATIC, REQUEST_DELETE_OFFSET, REQUEST_STORE_OFFSET, pack_key
 from shmbroker.formats.offsets import KEY_GROUP, name_key
 from shmbroker.front.handlers_catalog import Handler
@@ -19,6 +19,9 @@ from shmbroker.wire import groups, local
 from shmbroker.wire.codes import Code
 from shmbroker.wire.local import LocalCode
 from shmbroker.wire.primitives import Identifier
+
+FORGET_S_MAX: Final = 5.0
+"""Bounds how long a worker that hangs holds up the catalog."""
 
 if TYPE_CHECKING:
     from shmbroker.front.broker import Broker
@@ -58,7 +61,10 @@ async def get_groups(session: Session, request: groups.GetGroups) -> list[groups
 async def create_group(session: Session, request: groups.CreateGroup) -> groups.GroupDetails:
     keeper = session.broker.keeper
     async with keeper.lock:
-        await keeper.commit(keeper.catalog.create_group(request.stream, request.topic, request.name))
+        changes = keeper.catalog.create_group(request.stream, request.topic, request.name)
+        # An earlier group of that name may have left some, if the broker died while it was deleted.
+        await _forget_offsets(session.broker, keeper.catalog.topic(request.stream, request.topic), request.name)
+        await keeper.commit(changes)
         topic = keeper.catalog.topic(request.stream, request.topic)
         return group_details(session.broker, topic, topic.groups[topic.group_ids[request.name]])
 
@@ -68,12 +74,25 @@ async def delete_group(session: Session, request: groups.DeleteGroup) -> None:
     keeper = broker.keeper
     async with keeper.lock:
         topic, group = _find(broker, request.stream, request.topic, request.group)
+        await _forget_offsets(broker, topic, group.name)
         await keeper.commit(keeper.catalog.delete_group(request.stream, request.topic, request.group))
-        key = pack_key(name_key(KEY_GROUP, group.name))
-        for partition in topic.partitions:
-            sender = broker.senders[broker.logs.get(partition.log_id).worker]
-            with contextlib.suppress(NotFound):
-                await sender.request(REQUEST_DELETE_OFFSET, 0, partition.log_id, 0, key)
+        with contextlib.suppress(ShmbrokerError):  # what a member stored meanwhile; create_group looks again
+            await _forget_offsets(broker, topic, group.name)
+
+
+async def _forget_offsets(broker: Broker, topic: Topic, name: str) -> None:
+    """Deletes what a group of this name has stored. Raises where a worker is not there to do it; a partition that is
+    refused or poisoned serves nobody, and holds nothing up."""
+    key = pack_key(name_key(KEY_GROUP, name))
+    for partition in topic.partitions:
+        sender = broker.senders[broker.logs.get(partition.log_id).worker]
+        with contextlib.suppress(NotFound, PartitionRefused, PartitionPoisoned):
+            asked = asyncio.ensure_future(sender.request(REQUEST_DELETE_OFFSET, 0, partition.log_id, 0, key))
+            try:  # Shielded: what is in the lane is answered some time, and somebody has to take the answer.
+                await asyncio.wait_for(asyncio.shield(asked), FORGET_S_MAX)
+            except TimeoutError:
+                asked.add_done_callback(lambda late: late.cancelled() or late.exception())
+                raise Unavailable(f"{name}: partition {partition.partition_id} does not answer: try again") from None
 
 
 async def join_group(session: Session, request: groups.JoinGroup) -> None:

@@ -110,12 +110,11 @@ class Session:
             handler = HANDLERS.get(self.admit(incoming))
             if handler is None:
                 raise refusal(ErrorCode.FEATURE_UNAVAILABLE)
-            value = await handler(self, incoming.request)
+            return self.accepted(incoming, await handler(self, incoming.request))
         except ShmbrokerError as error:
             return self.refused(incoming, error)
         except Exception as error:
             return self.refused(incoming, self._failure(incoming, error))
-        return self.accepted(incoming, value)
 
     def _note(self, incoming: Incoming) -> None:
         self.client_id = incoming.header.client

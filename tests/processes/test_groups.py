@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from shmbroker import Client
-from shmbroker.errors import NotFound, PartitionRevoked
+from shmbroker.errors import NotFound, PartitionRevoked, ShmbrokerError
 from tests.processes.conftest import WAIT_S, Start
 
 PARTITIONS = 4
@@ -291,6 +292,29 @@ def test_partitions_that_are_added_are_read_and_a_group_that_is_deleted_ends_its
             with pytest.raises(NotFound):
                 eventually(lambda: consumer.poll(10, timeout=1.0), "the end")
         assert client.list_groups("s", "t") == []
+    assert broker.stop() == 0
+
+
+def test_a_group_whose_offsets_cannot_be_forgotten_stays_and_a_new_one_of_its_name_begins_anew(start: Start) -> None:
+    broker = start("--workers=1").ready()
+    (worker,) = broker.workers()
+    with broker.connect() as client:
+        client.create_stream("s")
+        client.create_topic("s", "t", partitions=2)
+        with client.producer("s", "t") as producer:
+            producer.send([b"0", b"1"], partition=1)
+        client.create_group("s", "t", "g")
+        client.set_consumer_offset("s", "t", 1, 1, group="g")
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            with pytest.raises(ShmbrokerError):
+                client.delete_group("s", "t", "g", timeout=WAIT_S)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert [group.name for group in client.list_groups("s", "t")] == ["g"]
+        client.delete_group("s", "t", "g")
+        client.create_group("s", "t", "g")
+        assert client.get_consumer_offset("s", "t", 1, group="g") is None
     assert broker.stop() == 0
 
 
