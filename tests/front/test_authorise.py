@@ -7,7 +7,7 @@ from shmbroker.front.handlers import HANDLERS
 from shmbroker.wire.codes import Code
 from shmbroker.wire.local import RIGHTS, LocalCode
 
-ROOT_ALONE = {LocalCode.AUTHENTICATE, LocalCode.AS_USER, LocalCode.CHECK_USER}
+ROOT_ALONE = {LocalCode.AUTHENTICATE, LocalCode.AS_USER, LocalCode.CHECK_USER, LocalCode.OPEN_PARTITION_AS}
 """More than root: the broker's own user, as a process of this machine."""
 BY_RIGHTS = {LocalCode.OPEN_PARTITION}
 
