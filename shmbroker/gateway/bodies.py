@@ -16,9 +16,10 @@ from shmbroker.wire import system, users
 U32 = Annotated[int, Field(ge=0, le=U32_MAX)]
 U64 = Annotated[int, Field(ge=0, le=U64_MAX)]
 Name = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": 255})]
-Username = Annotated[str, Field(json_schema_extra={"minLength": 3, "maxLength": 50})]
-Password = Annotated[str, Field(json_schema_extra={"minLength": 3, "maxLength": 100})]
-TokenName = Annotated[str, Field(json_schema_extra={"minLength": 3, "maxLength": 30})]
+# The broker counts bytes of UTF-8, a schema characters: three bytes may be one of those.
+Username = Annotated[str, Field(description="3 to 50 bytes.", json_schema_extra={"minLength": 1, "maxLength": 50})]
+Password = Annotated[str, Field(description="3 to 100 bytes.", json_schema_extra={"minLength": 1, "maxLength": 100})]
+TokenName = Annotated[str, Field(description="3 to 30 bytes.", json_schema_extra={"minLength": 1, "maxLength": 30})]
 """Shown, but not checked here."""
 Status = Literal["active", "inactive"]
 Compression = Literal["none", "gzip"]
